@@ -25,34 +25,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where each public name lives. Looked up on first use: importing adacur must not import what it may never need.
-_HOME_OF = {
-    "ANNCUR": "search",
-    "AXN": "search",
-    "AdaCUR": "search",
-    "AdacurError": "core.errors",
-    "AnchorIndex": "search",
-    "BM25": "first_stages",
-    "Budget": "core.budget",
-    "Cached": "scorers",
-    "Dense": "first_stages",
-    "Exact": "search",
-    "First": "search",
-    "Gaussian": "search",
-    "Hit": "core.results",
-    "Hits": "core.results",
-    "Item": "core.records",
-    "Query": "core.records",
-    "Ray": "engines",
-    "Rerank": "search",
-    "Trace": "core.results",
-    "build": "building",
-    "encoder": "first_stages.encoders",
-    "load": "search",
-    "pseudo_queries": "data",
-    "scorer": "scorers",
-    "search_in": "search",
-    "tune": "tuning",
+# Where public names live. Looked up on first use: importing adacur must not import what it may never need.
+_NAMES_IN = {
+    "building": ("build",),
+    "core.budget": ("Budget",),
+    "core.errors": ("AdacurError",),
+    "core.records": ("Item", "Query"),
+    "core.results": ("Hit", "Hits", "Trace"),
+    "data": ("pseudo_queries",),
+    "engines": ("Ray",),
+    "first_stages": ("BM25", "Dense"),
+    "first_stages.encoders": ("encoder",),
+    "scorers": ("Cached", "scorer"),
+    "search": ("ANNCUR", "AXN", "AdaCUR", "AnchorIndex", "Exact", "First", "Gaussian", "Rerank", "load", "search_in"),
+    "tuning": ("tune",),
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.
 _ROOMS = (
@@ -104,11 +90,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"adacur.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'adacur' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"adacur.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _NAMES_IN.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"adacur.{module}"), name)
+            return value
+    raise AttributeError(f"module 'adacur' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

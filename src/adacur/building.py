@@ -55,7 +55,7 @@ _FEWEST_TIMED = 64
 
 
 class BuildOptions(TypedDict, total=False):
-    """What `build` accepts by name beside scorer and path."""
+    """The options of `build` besides scorer and path."""
 
     first: str | FirstStage | Sequence[str | FirstStage]
     encoder: Any
@@ -137,7 +137,7 @@ def build(
       and the other scores are predicted by the dense first stage, which is then needed. Such an index is not tuned:
       its anchor queries' true best are not known.
     - on: None for this process, or `Ray(…)`: on a cluster, or on several cores or GPUs of this machine.
-    - seed: of pseudo-queries, draws and tuning.
+    - seed: for pseudo-queries, random draws and tuning.
     - dtype: "float32" or "float16".
     - block_items: items between two save points; default: about 20 s of work.
     - tune: end with a quick tuning for the best 10 within 100 calls, unless there are more than 100 million scores,
@@ -148,7 +148,8 @@ def build(
     - passages: split items of more words than this into passages of a document, as `adacur.data.Passages` does; edits
       then do the same.
     """
-    records = items_in(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
+    source = items_in(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
+    records = source if passages is None else Passages(source, passages)
     dual, stages = open_encoder(encoder), listed_stages(first)
     check_first_stages(stages, encoder=dual)
     check_dtype(dtype)
@@ -160,10 +161,6 @@ def build(
         if anchor_queries == 0 or on is not None:
             raise InputError(f"A sparse index must have anchor queries and be built in one process; got on={on!r}.")
     refuse_url(path, "A build")
-    if passages is not None:
-        source, records = records, Passages(records, passages)
-    else:
-        source = records
     opened = open_scorer(scorer)
     check_workers(on, opened)
     if isinstance(anchor_queries, int):
@@ -177,12 +174,11 @@ def build(
         options["price"] = price
         return _estimate(records, queries, path, sparse=share, **options)
     was_finished = is_finished(path)
-    origin = None
-    if isinstance(source, ItemFile):
-        origin = Origin(source.id_field, source.text_fields, passages)
-    elif (isinstance(source, StoreItems) and source.text_fields) or passages is not None:
-        # Files of later items are read by the same fields.
-        origin = Origin(None, source.text_fields if isinstance(source, StoreItems) else None, passages)
+    # Files of later items are read by the same fields.
+    id_field = source.id_field if isinstance(source, ItemFile) else None
+    text_fields = source.text_fields if isinstance(source, ItemFile | StoreItems) else None
+    has_fields = isinstance(source, ItemFile) or text_fields or passages is not None
+    origin = Origin(id_field, text_fields, passages) if has_fields else None
     with ScoringBar(progress) as report:
         common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
         if share is not None:
@@ -229,7 +225,7 @@ def _estimate(
 
 
 def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
-    """Some items from all over the collection, and how many it has."""
+    """A random sample of the items, and the number of all items."""
     draw = random.Random(0)
     sample: list[Item] = []
     seen = 0
@@ -243,7 +239,7 @@ def _sample(items: Iterable[Item]) -> tuple[list[Item], int]:
 
 def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
     n_anchors = len(index.anchor_queries)
-    # A smaller index has nothing to choose between: all its items are scored, or chance decides.
+    # In a smaller index there is nothing to tune: a search scores all items.
     if len(index) <= _USUAL_BUDGET or not 0 < len(index) * n_anchors <= _MOST_SCORES_TO_TUNE:
         return
     if n_anchors < tuning.FEWEST_QUERIES:

@@ -112,4 +112,4 @@ def test_what_cannot_be_tried_is_one_clear_error(place: Path) -> None:
     here("try", "empty", *TRY[2:], cwd=place).refused("found none")
     here("try", "absent", *TRY[2:], cwd=place).refused("absent")
     here(*TRY[:-1], "50", cwd=place).refused("50 calls", "20 queries")
-    here(*TRY, "--minutes", "0", cwd=place).refused("minutes must be positive")
+    here(*TRY, "--minutes", "0", cwd=place).refused("minutes", "0.0")

@@ -16,14 +16,14 @@ from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.core.errors import InputError
 from adacur.core.seeds import uniform
 
-# Of fewer values a sample saves no time.
+# With fewer values a sample saves no time.
 _MANY = 100_000
 # A prime, so that what repeats in the order of the items does not repeat in the sample.
 _STRIDE = 61
 
 
 def nth_largest(values: FloatArray, n: int) -> Any:
-    """The n-th largest value; of many, looked for only among those that a sample says are large enough."""
+    """The n-th largest value; among many values, a sample narrows down where to look."""
     if len(values) >= _MANY and n < len(values) // 4:
         sample = values[::_STRIDE]
         expected = n / _STRIDE

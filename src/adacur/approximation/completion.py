@@ -1,8 +1,8 @@
 """Anchor scores of which only some were paid for: the others are predicted from embeddings.
 
 Each anchor query has scores for some items. On the `ScoreScale`, its scores are regressed on the items' embeddings, and
-the residual at an item is shared with anchor queries that are like it. An item drawn at random stands for
-all the items that it was drawn from, so that the many items that no first stage would name count as what they are.
+the residual at an item is shared with similar anchor queries. An item drawn at random stands for all the items that it
+was drawn from, so that the many items that no first stage would name get their due weight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.approximation.gaussian_features import query_kernel
+from adacur.approximation.gaussian_features import normalised, query_kernel
 from adacur.approximation.item_factors import KNOTS, RAREST, ScoreScale
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import InputError
@@ -56,8 +56,7 @@ class Completion:
         fits = [self._fitted(anchor) for anchor in scored]
         self._vectors = np.stack([vector for vector, _, _ in fits]).astype(np.float32)
         self._constants = np.array([constant for _, constant, _ in fits], dtype=np.float32)
-        lengths = np.linalg.norm(query_vectors, axis=1, keepdims=True)
-        directions = query_vectors / np.where(lengths > 0, lengths, 1.0)
+        directions = normalised(query_vectors)
         self._likeness = query_kernel(directions, directions).astype(np.float32)
         # By item, so that those of a block lie together.
         items = np.concatenate([anchor.positions for anchor in scored])

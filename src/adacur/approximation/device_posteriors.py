@@ -1,9 +1,9 @@
 """The Gaussian's posterior for many queries at once, in torch: predictions, and the choice of items, on the device.
 
-Everything has a first axis of queries. Queries may have any number of scores: what a query lacks is filled with rows
-that tell nothing. Only chosen positions and their predictions come back to the host.
+Everything has a first axis of queries. Queries may have different numbers of scores: shorter ones are padded with rows
+that carry no information. Only chosen positions and their predictions come back to the host.
 
-Memory on the device, beside the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
+Memory on the device, besides the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
 scores²), of which the first two are taken for fewer queries at a time where there is too little.
 """
 
@@ -15,12 +15,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from adacur.approximation.gaussian_features import Features
+from adacur.approximation.posteriors import FEWEST_RESIDUALS, Posterior, Priors, chance_above
 from adacur.approximation.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes
 from adacur.approximation.recorded_choice import Shape
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
@@ -28,44 +29,15 @@ from adacur.core.extras import require
 
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
-# Beyond those wanted, so that what ties with the last of them is seen, and its order can follow the items' keys.
+# Items found beyond those wanted, so that ties with the last of them are seen, and are broken by the items' keys.
 _SLACK = 32
-# Fewer residuals than these say nothing of their standard deviation.
-FEWEST_RESIDUALS = 10
-# What a batch holds of each query.
+# The tensors with a row per query.
 _PER_QUERY = (
     *("_prior", "_variances", "_trusts", "_weights", "_levels", "_offsets"),
     *("_at", "_filled", "_inverse", "_targets", "_solved"),
+    *("_listed", "_rises", "_in_order", "_rises_in_order", "_slope"),
 )
-_PER_QUERY_WITH_RANKS = ("_listed", "_rises", "_in_order", "_rises_in_order", "_slope")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Priors:
-    """What is known of several queries before any score: arrays with an axis of queries.
-
-    `weights` and `variances` are those of the features, `trusts` those of the items' means.
-    """
-
-    weights: FloatArray
-    variances: FloatArray
-    trusts: FloatArray
-    level_variance: float
-    noise: float
-    slopes: RankSlopes | None
-    # Per query, what each first stage ranks, best first; none where slopes are not used.
-    lists: Sequence[Sequence[IntArray]]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Priors]) -> Priors:
-        """Those of all these queries; what they have in common is the first's."""
-        return replace(
-            parts[0],
-            weights=np.concatenate([part.weights for part in parts]),
-            variances=np.concatenate([part.variances for part in parts]),
-            trusts=np.concatenate([part.trusts for part in parts]),
-            lists=[of_query for part in parts for of_query in part.lists],
-        )
+_NO_SLOPES = RankSlopes(np.empty(0), np.empty((0, 0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,35 +49,11 @@ class Promising:
     raised: FloatArray
 
 
-class OnHost(Protocol):
-    """The posterior of one query, by numpy."""
-
-    weights: FloatArray
-    level: float
-    trust: float
-    lists: Sequence[IntArray]
-
-    @property
-    def scored(self) -> IntArray: ...
-
-    @property
-    def slope(self) -> FloatArray: ...
-
-    @property
-    def residual_deviation(self) -> float: ...
-
-    def tell(self, positions: IntArray, scores: FloatArray) -> None: ...
-
-    def expect(self, positions: IntArray, rows: FloatArray) -> None: ...
-
-    def copied(self) -> Self: ...
-
-
 class DevicePosteriors:
-    """The approximation of a batch of queries on a torch device; `in_scores` turns predictions into scores.
+    """The approximation of a batch of queries on a torch device.
 
-    Of few queries the posteriors may be given `on_host`: numpy solves a small system sooner than a device begins. The
-    device then predicts and chooses.
+    For few queries, posteriors may be given `on_host`: numpy solves a small system before a device has begun. The
+    device then only predicts and chooses.
     """
 
     def __init__(
@@ -113,13 +61,9 @@ class DevicePosteriors:
         features: Features,
         priors: Callable[[], Priors],
         *,
-        in_scores: Callable[[FloatArray], FloatArray],
-        chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
-        on_host: Sequence[OnHost] = (),
+        on_host: Sequence[Posterior] = (),
     ) -> None:
         self._torch = require("torch", extra="torch")
-        self.in_scores = in_scores
-        self._chance = chance
         self._features = features
         self._on_host = on_host
         self._is_behind = False
@@ -145,14 +89,12 @@ class DevicePosteriors:
         self._level_variance, self._noise = priors.level_variance, priors.noise
         self._weights = self._prior
         self._levels = self._offsets = torch.zeros(self._n_queries, dtype=torch.float64, device=self._device)
-        self._slopes = priors.slopes if priors.lists else None
-        if self._slopes is not None:
-            self._listed, self._rises = self._ranked(priors.lists)
-            self._in_order, order = self._listed.sort(dim=2, stable=True)
-            self._rises_in_order = self._rises.gather(2, order)
-            self._slope_means = self._sent(self._slopes.means)
-            self._slope_covariance = self._sent(self._slopes.covariance)
-            self._slope = self._slope_means.expand(self._n_queries, -1)
+        slopes = (priors.slopes if priors.lists else None) or _NO_SLOPES
+        self._listed, self._rises = self._ranked(priors.lists, len(slopes.means))
+        self._in_order, order = self._listed.sort(dim=2, stable=True)
+        self._rises_in_order = self._rises.gather(2, order)
+        self._slope_means, self._slope_covariance = self._sent(slopes.means), self._sent(slopes.covariance)
+        self._slope = self._slope_means.expand(self._n_queries, -1)
         # Of the scored items: where they are, which of these places are filled, L⁻¹ of their covariance, the targets.
         self._at = torch.zeros((self._n_queries, 0), dtype=torch.int64, device=self._device)
         self._filled = torch.zeros((self._n_queries, 0), dtype=torch.bool, device=self._device)
@@ -168,7 +110,7 @@ class DevicePosteriors:
     @property
     def widths(self) -> tuple[int, int]:
         """How many scores, and how many ranks, there is room for: batches that are joined must agree in both."""
-        return self._at.shape[1], 0 if self._slopes is None else self._listed.shape[2]
+        return self._at.shape[1], self._listed.shape[2]
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[DevicePosteriors, Sequence[int]]]) -> DevicePosteriors:
@@ -178,12 +120,12 @@ class DevicePosteriors:
             return first
         torch, together = first._torch, copy.copy(first)
         rows = [torch.tensor(at, dtype=torch.int64, device=first._device) for _, at in parts]
-        for name in _PER_QUERY if first._slopes is None else _PER_QUERY + _PER_QUERY_WITH_RANKS:
+        for name in _PER_QUERY:
             chosen = [getattr(batch, name)[at] for (batch, _), at in zip(parts, rows, strict=True)]
             setattr(together, name, chosen[0] if len(chosen) == 1 else torch.cat(chosen))
         together._n_queries = sum(len(at) for _, at in parts)
         together._raised_at = None
-        # What was too much for one batch is too much for all.
+        # What did not fit for one batch will not fit for all.
         limits = [batch._at_once for batch, _ in parts if batch._at_once < batch._n_queries]
         together._at_once = max(1, min([together._n_queries, *limits]))
         return together
@@ -214,18 +156,17 @@ class DevicePosteriors:
         known = self._at.shape[1]
         self._at, self._filled = torch.cat([self._at, at], 1), torch.cat([self._filled, filled], 1)
         covariance, residuals = self._in_parts(lambda part: self._related(part, at[part], exact_rarities[part]))
-        # What is not there is independent of all else, and of variance 1: it changes nothing.
+        # Padding is independent of all else, with variance 1: it changes nothing.
         covariance = torch.where(filled[:, :, None] & self._filled[:, None, :], covariance, 0.0)
         among = covariance[:, :, known:] + torch.diag_embed(torch.where(filled, self._noise, 1.0))
         self._append(covariance[:, :, :known], among, torch.where(filled, residuals, 0.0))
         (self._weights,) = self._in_parts(self._moved)
-        if self._slopes is not None:
-            moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
-            self._slope = self._slope_means + moved @ self._slope_covariance.T
+        moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
+        self._slope = self._slope_means + moved @ self._slope_covariance.T
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
 
     def _catch_up(self) -> None:
-        """Send what numpy has solved for to the device."""
+        """Send to the device what numpy has solved."""
         if not self._is_placed:
             self._place()
         if not self._is_behind:
@@ -234,19 +175,16 @@ class DevicePosteriors:
         # All in one transfer.
         told = [np.concatenate([query.weights, [query.level], query.slope]) for query in self._on_host]
         sent, n_features = self._sent(np.stack(told)), self._prior.shape[1]
-        self._weights, self._levels = sent[:, :n_features], sent[:, n_features]
-        if self._slopes is not None:
-            self._slope = sent[:, n_features + 1 :]
+        self._weights, self._levels, self._slope = sent[:, :n_features], sent[:, n_features], sent[:, n_features + 1 :]
         self._at, self._filled = self._padded([query.scored for query in self._on_host])
 
     def _recorded_best(self, n: int, candidates: IntArray, *, first_weight: float, rounding: float) -> Any:
-        """The choice of a lone query by one launch; None where it cannot be recorded."""
+        """The choice for a single query by one launch; None where it cannot be recorded."""
         (query,), recorded = self._on_host, self._features.recorded
         lists = query.lists if len(query.slope) else ()
         raises = bool(first_weight and len(candidates))
-        shape = Shape.of(
-            n_stages=len(lists), raises=raises, n_scored=len(query.scored), n=n + _SLACK, n_items=self._n_items
-        )
+        sizes = {"n_scored": len(query.scored), "n": n + _SLACK, "n_items": self._n_items}
+        shape = Shape.of(stages=len(lists), raises=raises, **sizes)
         choice = recorded.of(self._features, shape, rounding=rounding) if recorded and len(query.scored) else None
         if choice is None:
             return None
@@ -270,11 +208,9 @@ class DevicePosteriors:
         means = features.centre + self._trusts[part, None] * (self._means[at].double() - features.centre)
         covariance = (new * self._variances[part, None, :]) @ rows.transpose(1, 2) + self._level_variance
         residuals = rarities - means - (new @ self._prior[part, :, None])[:, :, 0] - self._offsets[part, None]
-        if self._slopes is not None:
-            steps, all_steps = self._steps(part, at), self._steps(part, self._at[part])
-            covariance += steps @ self._slope_covariance @ all_steps.transpose(1, 2)
-            residuals -= steps @ self._slope_means
-        return covariance, residuals
+        steps, all_steps = self._steps(part, at), self._steps(part, self._at[part])
+        covariance += steps @ self._slope_covariance @ all_steps.transpose(1, 2)
+        return covariance, residuals - steps @ self._slope_means
 
     def _moved(self, part: slice) -> tuple[Any]:
         """The weights of some queries, given their scores."""
@@ -282,7 +218,7 @@ class DevicePosteriors:
         return (self._prior[part] + self._variances[part] * (rows * self._solved[part, :, None]).sum(1),)
 
     def _in_parts(self, compute: Callable[[slice], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """What is computed for all queries, some at a time: fewer where the device runs out of memory."""
+        """Compute for all queries, some at a time: fewer where the device runs out of memory."""
         torch, answers, start = self._torch, [], 0
         while start < self._n_queries:
             try:
@@ -332,7 +268,7 @@ class DevicePosteriors:
             self._raised_at = at, filled, self._sent(RISE[: at.shape[1]]).float()
         at, filled, rise = self._raised_at
         may = None if allowed is None else self._torch.from_numpy(np.array(allowed)).to(self._device)
-        # After as many scores of a query a weight of 1 is halved.
+        # After `scores_that_tell` scores of a query, a weight of 1 is halved.
         weights = 1 / (1 / first_weight + self._filled.sum(1) / scores_that_tell) if first_weight else None
 
         def choose(part: slice) -> tuple[Any]:
@@ -358,7 +294,7 @@ class DevicePosteriors:
         ]
 
     def _units(self, predicted: Any, candidates: Any, rounding: float) -> Any:
-        """The standard deviations of predictions, or what stands for them where they are all alike."""
+        """The standard deviations of predictions, or a substitute where predictions are all alike."""
         deviations = predicted.std(1, correction=0)
         heights = predicted.gather(1, candidates[:, :1])[:, 0].abs()
         # Predictions that are all alike say nothing: the first stage alone leads.
@@ -370,7 +306,7 @@ class DevicePosteriors:
         at, filled = self._at[part], self._filled[part]
         if not at.shape[1]:
             return
-        # A place that is not filled names an item that is scored, or the first of all: that one is kept.
+        # Padding names a scored item, or item 0: that one is kept unless it is scored itself.
         first = raised[:, :1].clone()
         raised.scatter_(1, at, -math.inf)
         is_scored = (filled & (at == 0)).any(1, keepdim=True)
@@ -378,7 +314,7 @@ class DevicePosteriors:
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
-        return self._chance(self._residual_deviation(query), predicted, best, ranks)
+        return chance_above(self._features.scale, self._residual_deviation(query), predicted, best, ranks)
 
     def _residual_deviation(self, query: int) -> float:
         if self._on_host:
@@ -396,10 +332,9 @@ class DevicePosteriors:
         predicted = features.factors.products_here(self._weights[part])
         constants = self._levels[part] + (1 - trusts) * features.centre
         predicted.addcmul_(trusts.float()[:, None], self._means[None, :]).add_(constants.float()[:, None])
-        if self._slopes is not None:
-            for stage in range(self._listed.shape[1]):
-                rise = self._slope[part, stage, None] * self._rises[part, stage]
-                predicted.scatter_add_(1, self._listed[part, stage], rise.float())
+        for stage in range(self._listed.shape[1]):
+            rise = self._slope[part, stage, None] * self._rises[part, stage]
+            predicted.scatter_add_(1, self._listed[part, stage], rise.float())
         return predicted
 
     def _append(self, across: Any, among: Any, targets: Any) -> None:
@@ -433,24 +368,21 @@ class DevicePosteriors:
         found = in_order.gather(2, places) == wanted
         return self._torch.where(found, rises.gather(2, places), 0.0).transpose(1, 2)
 
-    def _ranked(self, lists: Sequence[Sequence[IntArray]]) -> tuple[Any, Any]:
-        """What the stages rank, (queries, stages, ranks), and how high; what is not there rises by nothing.
+    def _ranked(self, lists: Sequence[Sequence[IntArray]], n_stages: int) -> tuple[Any, Any]:
+        """What the stages rank, (queries, stages, ranks), and how high; padding rises by 0.
 
-        A short list is filled up with its first, which comes first among equals when they are sorted.
+        A short list is padded with its first item, which comes first among equals when they are sorted.
         """
-        n_stages = len(lists[0])
         flat, filled = self._padded([some[:RANKS_THAT_COUNT] for of_query in lists for some in of_query])
         shape = (self._n_queries, n_stages, flat.shape[1])
         rise = self._sent(RISE[: flat.shape[1]])
         return flat.view(shape), self._torch.where(filled, rise, 0.0).view(shape)
 
     def _padded(self, positions: Sequence[IntArray], width: int | None = None) -> tuple[Any, Any]:
-        """Positions of several queries, filled up with their first or with 0, and which of them are meant."""
+        """Positions of several queries, padded with their first or with 0, and which of them are not padding."""
         width = max((len(some) for some in positions), default=0) if width is None else width
-        at, filled = (
-            np.zeros((len(positions), width), dtype=np.int64),
-            np.zeros((len(positions), width), dtype=np.bool_),
-        )
+        shape = (len(positions), width)
+        at, filled = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.bool_)
         for row, marks, some in zip(at, filled, positions, strict=True):
             row[: len(some)], marks[: len(some)] = some, True
             row[len(some) :] = some[0] if len(some) else 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.approximation.gaussian_features import EmbedQueries, unit_vectors
+from adacur.approximation.gaussian_features import EmbedQueries, checked_embeddings, unit_vectors
 from adacur.approximation.pseudo_inverse import Weights, linear_predictions
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError
@@ -26,7 +26,7 @@ class EmbeddingRegression:
     """Predict by a dual encoder's item embeddings and a query vector that follows the exact scores (AXN_DE,DE).
 
     `embeddings` are in the order of the index's items. `embed_queries` gives the dual encoder's own query vectors, as
-    `Dense.embed_queries` does; `blend` (λ) is their weight beside the regression, 0 for none. The dual encoder's scale
+    `Dense.embed_queries` does; `blend` (λ) is their weight in the mix, 0 for none. The dual encoder's scale
     is not the scorer's, so its vector is stretched to the length of the regression's. `ridge` (ρ) is relative to the
     mean squared distance of the scored items from their centre.
     """
@@ -39,17 +39,13 @@ class EmbeddingRegression:
         blend: float = 0.6,
         ridge: float = 0.3,
     ) -> None:
-        embeddings = np.asarray(embeddings)
-        if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
-            raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
         if not 0 <= blend <= 1:
             raise InputError(f"blend must be between 0 and 1; got {blend}.")
         if blend and embed_queries is None:
             raise InputError(f"blend={blend} mixes in the query's own embedding; give embed_queries=…, or blend=0.")
         if not ridge > 0:
             raise InputError(f"ridge must be positive; got {ridge}. A small one, such as 1e-6, comes close to none.")
-        # Query vectors are cast to the embeddings' type, and whole numbers or halves would lose them.
-        self.embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
+        self.embeddings = checked_embeddings(embeddings)
         self.embed_queries = embed_queries
         self.blend = blend
         self.ridge = ridge
@@ -58,53 +54,46 @@ class EmbeddingRegression:
         return f"EmbeddingRegression(blend={self.blend}, ridge={self.ridge})"
 
     def begin(self, anchors: AnchorScores, queries: Sequence[Query]) -> _Regressed:
-        """A fresh approximation for these queries; of `anchors` only the items are asked for."""
+        """A fresh approximation for these queries; of `anchors` only the number of items is used."""
         if len(self.embeddings) != len(anchors.items):
             raise InputError(
                 f"One embedding per item is needed; got {len(self.embeddings)} for {len(anchors.items)} items."
             )
-        return _Regressed(self.embeddings, self._directions(queries), blend=self.blend, ridge=self.ridge)
-
-    def _directions(self, queries: Sequence[Query]) -> FloatArray:
-        """The dual encoder's query vectors at length 1, or zeros where they have no weight."""
         shape = (len(queries), self.embeddings.shape[1])
-        if not self.blend:
-            return np.zeros(shape)
-        vectors = unit_vectors(self.embed_queries, queries)
-        assert vectors is not None
-        if vectors.shape != shape:
-            raise InputError(f"embed_queries must give vectors of shape {shape}; got {vectors.shape}.")
-        return vectors
+        directions = unit_vectors(self.embed_queries, queries) if self.blend else np.zeros(shape)
+        assert directions is not None
+        if directions.shape != shape:
+            raise InputError(f"embed_queries must give vectors of shape {shape}; got {directions.shape}.")
+        return _Regressed(self.embeddings, directions, blend=self.blend, ridge=self.ridge)
 
 
 class _Regressed:
-    """A batch of queries, each with a vector fitted to its own exact scores."""
+    """A batch of queries, each with a vector fitted to its own exact scores; `directions` are the dual encoder's."""
 
     def __init__(self, embeddings: FloatArray, directions: FloatArray, *, blend: float, ridge: float) -> None:
         self._embeddings = embeddings
         self._directions = directions
         self._blend = blend
         self._ridge = ridge
-        self._positions: list[list[IntArray]] = [[np.empty(0, dtype=np.intp)] for _ in directions]
-        self._exact: list[list[FloatArray]] = [[np.empty(0)] for _ in directions]
+        self._scored: list[tuple[IntArray, FloatArray]] = [(np.empty(0, dtype=np.intp), np.empty(0))] * len(directions)
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
-        for scored, exact, where, score in zip(self._positions, self._exact, positions, scores, strict=True):
-            scored.append(where)
-            exact.append(np.asarray(score, dtype=np.float64))
+        self._scored = [
+            (np.append(known, where), np.append(exact, new))
+            for (known, exact), where, new in zip(self._scored, positions, scores, strict=True)
+        ]
 
     def predict(self) -> FloatArray:
         """Predicted scores of every item, shape (queries, items)."""
-        return linear_predictions(self._embeddings, [self._fitted(at) for at in range(len(self._positions))])
+        fitted = [self._fitted(*scored, way) for scored, way in zip(self._scored, self._directions, strict=True)]
+        return linear_predictions(self._embeddings, fitted)
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
         return predicted
 
-    def _fitted(self, index: int) -> Weights:
-        scored, exact = np.concatenate(self._positions[index]), np.concatenate(self._exact[index])
-        direction = self._directions[index]
+    def _fitted(self, scored: IntArray, exact: FloatArray, direction: FloatArray) -> Weights:
         if not len(scored):
             return self._blend * direction, 0.0
         rows = self._embeddings[scored].astype(np.float64)

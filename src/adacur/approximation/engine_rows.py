@@ -1,14 +1,14 @@
-"""The Gaussian model over items whose rows live in an engine: what does not grow with the items stays here.
+"""The Gaussian model over items whose rows live in a vector engine: only what does not grow with them is held here.
 
-A prediction is affine in what is stored of an item, so an engine that finds the largest inner products finds the most
-promising items. An item's row there holds its features as they are packed, and its prior mean in the last column; a
-row without a mean, such as a dual encoder's vector, is all features.
+A prediction is affine in an item's stored row, so an engine that finds the largest inner products finds the most
+promising items. A row holds the item's packed features, and its prior mean in the last column; a row without a mean,
+such as a dual encoder's vector, is all features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,8 +17,8 @@ from adacur.approximation.gaussian_features import Features
 from adacur.approximation.item_factors import ROWS_PER_BLOCK, ItemFactors, ScoreScale
 from adacur.core.arrays import FloatArray, IntArray
 
-# Rows of the items at these positions, float32, one behind the other.
-ReadRows = Callable[[IntArray], FloatArray]
+# What an outline has in common with the features it was made of.
+_SHARED = ("anchors", "scale", "anchor_vectors", "precisions", "variance", "embedding_variance", "trust", "centre")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,21 +62,14 @@ class Outline:
         """The outline of features in memory; reads all rows once."""
         n_items, width = features.factors.n_items, len(features.factors.centre) + 1
         total, squares = np.zeros(width), np.zeros((width, width))
-        for rows in row_blocks(features):
-            wide = rows.astype(np.float64)
+        for start in range(0, n_items, ROWS_PER_BLOCK):
+            wide = rows_of(features, np.arange(start, min(start + ROWS_PER_BLOCK, n_items))).astype(np.float64)
             total += wide.sum(axis=0)
             squares += wide.T @ wide
         mean = total / n_items
         return cls(
             n_items=n_items,
-            anchors=features.anchors,
-            scale=features.scale,
-            anchor_vectors=features.anchor_vectors,
-            precisions=features.precisions,
-            variance=features.variance,
-            embedding_variance=features.embedding_variance,
-            trust=features.trust,
-            centre=features.centre,
+            **{name: getattr(features, name) for name in _SHARED},
             stored_centre=features.factors.centre,
             mixing=features.factors.mixing,
             row_mean=mean,
@@ -85,7 +78,7 @@ class Outline:
 
     @classmethod
     def of_vectors(cls, sample: FloatArray, *, n_items: int) -> Outline:
-        """The outline of items of which nothing is known but a dual encoder's vectors, of which these are a sample."""
+        """The outline of items known only by a dual encoder's vectors, of which these are a sample."""
         wide = np.asarray(sample, dtype=np.float64)
         mean = wide.mean(axis=0)
         covariance = np.cov(wide, rowvar=False, bias=True).reshape(len(mean), len(mean))
@@ -110,31 +103,20 @@ class Outline:
         """Columns of a row in the engine."""
         return len(self.row_mean)
 
-    @property
-    def has_means(self) -> bool:
-        """Whether the last column of a row is the item's prior mean."""
-        return self.width > len(self.stored_centre)
-
-    def features(self, read: ReadRows) -> Features:
-        """Features of the items that `read` knows the positions of."""
+    def features(self, read: Callable[[IntArray], FloatArray]) -> Features:
+        """Features of items whose rows `read` fetches by position."""
         n_stored = len(self.stored_centre)
 
         def split(positions: IntArray) -> tuple[FloatArray, FloatArray]:
             rows = read(positions).astype(np.float64)
-            return rows[:, :n_stored], rows[:, -1] if self.has_means else np.zeros(len(rows))
+            # The last column is the item's prior mean, if it is not a feature.
+            return rows[:, :n_stored], rows[:, -1] if self.width > n_stored else np.zeros(len(rows))
 
         return Features(
-            anchors=self.anchors,
-            scale=self.scale,
+            **{name: getattr(self, name) for name in _SHARED},
             means=np.empty(0),
             factors=ItemFactors([], self.stored_centre, mixing=self.mixing),
-            anchor_vectors=self.anchor_vectors,
-            precisions=self.precisions,
-            variance=self.variance,
-            embedding_variance=self.embedding_variance,
             read=split,
-            trust=self.trust,
-            centre=self.centre,
             known_sums=self._sums,
         )
 
@@ -154,13 +136,6 @@ class Outline:
         mean += float(rises.sum()) / n
         square += float((2 * listed * rises + rises**2).sum()) / n
         return math.sqrt(max(0.0, square - mean**2))
-
-
-def row_blocks(features: Features) -> Iterator[FloatArray]:
-    """The rows of all items, as an engine holds them, some at a time; float32."""
-    n_items = features.factors.n_items
-    for start in range(0, n_items, ROWS_PER_BLOCK):
-        yield rows_of(features, np.arange(start, min(start + ROWS_PER_BLOCK, n_items)))
 
 
 def rows_of(features: Features, positions: IntArray) -> FloatArray:

@@ -1,8 +1,8 @@
-"""What the Gaussian model knows of an index before a query comes: prior means and features of the items.
+"""What the Gaussian model computes of an index before any query: prior means and features of the items.
 
 The prior covariance of two items' scores is the product of their features, weighted by the query at hand. The features
-are of two kinds: residuals, what the other anchor queries leave unexplained of each anchor query's score, and the
-item's embedding.
+are of two kinds: residuals, the part of each anchor query's score that the others leave unexplained, and the item's
+embedding.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from adacur.core.records import Query
 
 EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
-# The distance at which two query embeddings tell e times less of each other.
+# The cosine distance at which the kernel of two queries falls by a factor of e.
 QUERY_SCALE = 0.2
-# Means that are trusted this far are trusted: the rest makes no difference that could be measured.
-_ALMOST = 0.95
-# The means are then the scores of one query, and nothing shows how much another would share of them.
-_IN_ONE = 0.2
+# More trust than this is rounded up to 1: no difference could be measured.
+_FULL_TRUST = 0.95
+# Trust in the means of a single anchor query, of which nothing can be measured.
+_TRUST_IN_ONE = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,19 +76,24 @@ class Features:
         means = self.means
         spread = float(means.var(dtype=np.float64)) if len(means) else 0.0
         n_others = len(self.anchors) - 1
-        trust = _IN_ONE if n_others == 0 else 1.0
+        trust = _TRUST_IN_ONE if n_others == 0 else 1.0
         if n_others > 0 and spread > 0:
             trust = max(0.0, 1 - self.variance / n_others / spread)
-        object.__setattr__(self, "trust", trust if trust < _ALMOST else 1.0)
+        object.__setattr__(self, "trust", trust if trust < _FULL_TRUST else 1.0)
         object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
+
+    def kernel(self, noise: float) -> FloatArray:
+        """K + noise I; the identity without vectors."""
+        identity = np.eye(len(self.precisions))
+        vectors = self.anchor_vectors
+        return identity if vectors is None else query_kernel(vectors, vectors) + noise * identity
 
     def sums(self, noise: float) -> FloatArray:
         """The sums of the rows of (K + noise I)⁻¹, solved once; zeros without vectors."""
         if self.anchor_vectors is None:
             return np.zeros(len(self.precisions))
         if noise not in self.known_sums:
-            kernel = query_kernel(self.anchor_vectors, self.anchor_vectors)
-            self.known_sums[noise] = np.linalg.solve(kernel + noise * np.eye(len(kernel)), np.ones(len(kernel)))
+            self.known_sums[noise] = np.linalg.solve(self.kernel(noise), np.ones(len(self.precisions)))
         return self.known_sums[noise]
 
     @property
@@ -142,7 +147,7 @@ class Extraction:
         self._scale = ScoreScale.plain()
         if rescale and n_anchors:
             sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
-            self._scale = ScoreScale.of(_rows_at(self._score_blocks(), sample))
+            self._scale = ScoreScale.of(anchors.matrix[sample] if whole else rows_at(anchors, sample))
         self._embedding_mean: FloatArray = np.empty(0)
         self.embedding_variance = 0.0
         if item_vectors is not None:
@@ -181,7 +186,7 @@ class Extraction:
     def compressed(
         self, *, rank: int, storage: Storage, embedding_share: float, allocate: Allocate = in_memory
     ) -> Features:
-        """Features in `rank` columns more than embeddings have, in `storage`; scores and embeddings are read thrice.
+        """Features in `rank` columns more than embeddings have, packed as `storage`; all is read three times.
 
         The columns kept are those that matter most to queries like the anchor queries.
         """
@@ -191,7 +196,7 @@ class Extraction:
         inner, squares, start = np.zeros((n_features, n_features)), 0.0, 0
         means: FloatArray | None = None
         for block_means, residuals, rows in self._feature_blocks():
-            # The scores' type is known when the first of them are there.
+            # The scores' dtype is known once the first block is read.
             if means is None:
                 means = allocate("means", (n_items,), str(residuals.dtype))
             means[start : start + len(rows)] = block_means
@@ -220,7 +225,7 @@ class Extraction:
         if self._query_vectors is None:
             return directions
         # A query starts from the regression on the anchor queries, and then moves like any of them. Left out of the
-        # regression, anchor query j would start from row j of this.
+        # regression, anchor query j would start from row j of `starts`.
         starts = query_kernel(self._query_vectors, self._query_vectors) + self._query_noise * directions
         starts = starts * self._precisions - directions
         return np.asarray(directions + starts.T @ starts)
@@ -238,12 +243,9 @@ class Extraction:
             embedding_variance=self.embedding_variance,
         )
 
-    def _score_blocks(self) -> Iterator[FloatArray]:
-        return _score_blocks(self._anchors) if self._matrix is None else iter([self._matrix])
-
     def _residual_blocks(self) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Prior means and residuals of the items, a block at a time."""
-        for stored in self._score_blocks():
+        for stored in _score_blocks(self._anchors) if self._matrix is None else [self._matrix]:
             weights = None if self._residual_weights is None else self._residual_weights.T.astype(stored.dtype)
             for start in range(0, len(stored), ROWS_PER_BLOCK):
                 block = self._scale.rarity(stored[start : start + ROWS_PER_BLOCK])
@@ -265,17 +267,22 @@ class Extraction:
 
 
 def rows_at(anchors: AnchorScores, positions: IntArray) -> FloatArray:
-    """Anchor scores of the items at these positions, which must rise; read a block at a time where they can be."""
-    return _rows_at(_score_blocks(anchors), positions)
+    """Anchor scores of the items at these positions, which must be ascending; read in blocks where they can be."""
+    parts, start = [], 0
+    for block in _score_blocks(anchors):
+        low, high = np.searchsorted(positions, [start, start + len(block)])
+        parts.append(block[positions[low:high] - start])
+        start += len(block)
+    return np.concatenate(parts)
 
 
 def query_kernel(some: FloatArray, others: FloatArray) -> FloatArray:
-    """How much two queries tell of each other, by their vectors at length 1: 1 where these are equal."""
+    """The kernel of queries by their unit vectors: 1 where these are equal."""
     return np.asarray(np.exp((some @ others.T - 1) / QUERY_SCALE))
 
 
 def unit_vectors(embed_queries: EmbedQueries | None, queries: Sequence[Query]) -> FloatArray | None:
-    """Query vectors at length 1; None without an encoder."""
+    """The queries' unit vectors; None without an encoder."""
     if embed_queries is None:
         return None
     vectors = np.asarray(embed_queries(queries), dtype=np.float64)
@@ -283,23 +290,28 @@ def unit_vectors(embed_queries: EmbedQueries | None, queries: Sequence[Query]) -
         raise InputError(
             f"embed_queries must give a finite vector per query; got shape {vectors.shape} for {len(queries)} queries."
         )
+    return normalised(vectors)
+
+
+def normalised(vectors: FloatArray) -> FloatArray:
+    """Rows at length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0))
+
+
+def checked_embeddings(embeddings: FloatArray) -> FloatArray:
+    """Embeddings as float32 or float64, refused unless they are finite and two-dimensional."""
+    embeddings = np.asarray(embeddings)
+    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
+    # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
+    return embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
 
 
 def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
     if not isinstance(anchors, BlockedScores):
         return iter([anchors.matrix])
     return (block.astype(np.promote_types(block.dtype, np.float32), copy=False) for _, block in anchors.blocks())
-
-
-def _rows_at(blocks: Iterator[FloatArray], positions: IntArray) -> FloatArray:
-    parts, start = [], 0
-    for block in blocks:
-        low, high = np.searchsorted(positions, [start, start + len(block)])
-        parts.append(block[positions[low:high] - start])
-        start += len(block)
-    return np.concatenate(parts)
 
 
 def _moments(rows: RowSource) -> tuple[FloatArray, float]:

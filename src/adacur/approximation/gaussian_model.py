@@ -1,4 +1,4 @@
-"""The conditional mean of a Gaussian: what anchor queries, embeddings and exact scores let one expect.
+"""Predict scores by the conditional mean of a Gaussian, given anchor queries, embeddings and exact scores.
 
 Anchor queries are draws from the population of queries, so they estimate the prior mean m and covariance K of a query's
 scores over the items. Given scores s at items A, the posterior mean is
@@ -11,9 +11,9 @@ What goes into m and K, each part of which can be left out:
 - m is what anchor queries like this one scored: a kernel regression on the query embeddings, or the plain mean;
 - K is the covariance of that regression's residuals, each anchor query's taken without its own help, with more weight
   on anchor queries like this one;
-- means over few anchor queries are shrunk towards what they have in common, as far as they are noise;
+- means over few anchor queries are shrunk towards their own mean, as far as they are noise;
 - items that embed alike share evidence, where anchor queries are too few to show that they are alike;
-- items that a first stage ranks high are expected to score higher, by slopes that anchor queries and scores tell.
+- items that a first stage ranks high are expected to score higher, by slopes learned from anchor queries and scores.
 
 With every part left out this is the paper's pseudo-inverse.
 """
@@ -25,22 +25,19 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
-from adacur.approximation.device_posteriors import Priors
 from adacur.approximation.gaussian_features import (
     QUERY_SCALE,
     EmbedQueries,
     Extraction,
     Features,
-    query_kernel,
+    checked_embeddings,
     unit_vectors,
 )
 from adacur.approximation.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
-from adacur.approximation.leave_one_out import LeaveOneOut
-from adacur.approximation.posteriors import Posterior, Posteriors, chance_above
+from adacur.approximation.posteriors import LeaveOneOut, Posterior, Posteriors, Priors
 from adacur.approximation.rank_slopes import RISE, RankSlopes
 from adacur.approximation.recorded_choice import RecordedChoices
 from adacur.approximation.shared_posteriors import SharedPosteriors
@@ -67,7 +64,7 @@ _LOCALITY = 0.07
 
 @dataclass(slots=True, eq=False)
 class _Extracted:
-    """The features of the index searched last, shared by models that differ only in their settings."""
+    """Cached features of the index searched last, shared by models that differ only in their settings."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     anchors: AnchorScores | None = None
@@ -77,19 +74,19 @@ class _Extracted:
 class GaussianModel:
     """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
 
-    - `embeddings`: of the items, in the order of the index, as an array, or as rows that only `compressed` reads, a
-      block at a time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500
-      anchor queries, more with fewer; 0 for none).
+    - `embeddings`: of the items, in the order of the index: an array, or rows that `compressed` reads a block at a
+      time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500 anchor
+      queries, more with fewer; 0 for none).
     - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them. `query_noise` regularises
       the regression of anchor scores on them; `locality` is the temperature at which anchor queries count by their
       likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
-    - `noise` (λ) is relative to the mean variance of an item's score.
+    - `noise` (λ): relative to the mean variance of an item's score.
     - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
-    - `features` (`compressed`, or read from a file) spare reading the scores of the index they came from.
-    - `slopes` say what the ranks of first stages, where a search has them, tell of scores; None to make no use of them.
-    - `device` is torch's name of where features lie and predictions are made, e.g. "cuda"; by default numpy makes them.
+    - `features` (`compressed`, or read from a file) replace those computed from the scores of the index.
+    - `slopes`: how much predictions rise with ranks in first stages; None to ignore ranks.
+    - `device`: the torch device that holds the features and predicts, e.g. "cuda"; numpy by default.
 
-    Features depend on the index alone; they are computed once, and kept for the index searched last.
+    Features depend on the index alone; they are computed once, and cached for the index searched last.
     """
 
     def __init__(
@@ -110,16 +107,12 @@ class GaussianModel:
         if not query_noise > 0:
             raise InputError(f"query_noise must be positive; got {query_noise}.")
         self._item_vectors: RowSource | None = None
+        self.embeddings: FloatArray | None = None
         if embeddings is not None and hasattr(embeddings, "rows"):
-            self._item_vectors, embeddings = embeddings, None
-        if embeddings is not None:
-            embeddings = np.asarray(embeddings)
-            if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
-                raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
-            # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
-            embeddings = embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
-            self._item_vectors = PackedRows(embeddings)
-        self.embeddings: FloatArray | None = embeddings
+            self._item_vectors = embeddings
+        elif embeddings is not None:
+            self.embeddings = checked_embeddings(embeddings)
+            self._item_vectors = PackedRows(self.embeddings)
         self.embed_queries = embed_queries
         self.query_noise = query_noise
         self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
@@ -149,7 +142,7 @@ class GaussianModel:
         return other
 
     def in_one_product(self) -> GaussianModel:
-        """The same model, which predicts for all queries of a batch at once: faster, and rounded by their number."""
+        """The same model, predicting for all queries of a batch at once: faster, but rounded by the batch's size."""
         other = copy.copy(self)
         other._together = True
         return other
@@ -194,53 +187,38 @@ class GaussianModel:
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
+        with_all, lists = [None] * len(queries), self._lists(ranks)
         if features.device_means is not None and not self._together:
-            if ranks is not None and self.slopes is not None:
-                _check_stages(ranks, len(self.slopes.means))
             return SharedPosteriors(
                 features,
-                lambda: self._priors(features, vectors, len(queries), ranks),
+                lambda: self._priors(features, vectors, len(queries), lists),
+                on_host=lambda: self._posteriors(features, vectors, with_all, lists, keeps_rows=True),
                 n_queries=len(queries),
-                in_scores=features.scale.score,
-                chance=partial(chance_above, features.scale),
-                on_host=lambda: self._posteriors(features, vectors, [None] * len(queries), ranks, keeps_rows=True),
             )
-        return Posteriors(
-            features,
-            self._posteriors(features, vectors, [None] * len(queries), ranks),
-            in_scores=features.scale.score,
-            together=self._together,
-        )
+        return Posteriors(features, self._posteriors(features, vectors, with_all, lists), together=self._together)
 
     def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
-        Only the score scale, the mean variance, the slopes, and what means are shrunk towards and how far have seen
-        them. All are predicted in one product, which is fast, but rounds differently with the size of the batch: for
-        statistics, not for answers.
+        They still count in the score scale, the mean variance, the slopes, and how far means are shrunk. All are
+        predicted in one product, which is fast, but rounds differently with the size of the batch: for statistics, not
+        for answers.
         """
         if len(anchors.anchor_queries) < 2:
             # The mean of one is its own scores.
             raise InputError(
-                f"Leaving an anchor query out takes two anchor queries or more; got {len(anchors.anchor_queries)}."
+                f"Replaying an anchor query needs at least one other; got {len(anchors.anchor_queries)} in all."
             )
         features = self.features_of(anchors)
         vectors = features.anchor_vectors
-        kernel = np.eye(len(features.precisions))
-        if vectors is not None:
-            kernel = query_kernel(vectors, vectors) + self.query_noise * kernel
+        kernel = features.kernel(self.query_noise)
         inverse = np.linalg.inv(kernel)
         left_out = [
             LeaveOneOut.of(position, kernel, inverse, n_features=features.factors.n_features, centre=self.centre)
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        return Posteriors(
-            features,
-            self._posteriors(features, replayed, left_out, ranks),
-            in_scores=features.scale.score,
-            together=True,
-        )
+        return Posteriors(features, self._posteriors(features, replayed, left_out, self._lists(ranks)), together=True)
 
     def compressed(
         self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
@@ -253,7 +231,7 @@ class GaussianModel:
         if rank < 1:
             raise InputError(f"rank must be at least 1; got {rank}.")
         if not anchors.anchor_queries:
-            raise InputError("There are no anchor scores to compress: this index has no anchor queries.")
+            raise InputError("An index without anchor queries has no scores to compress. Add some first.")
         extraction = self._extraction(anchors, whole=False)
         share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
         return extraction.compressed(rank=rank, storage=storage, embedding_share=share, allocate=allocate)
@@ -283,106 +261,88 @@ class GaussianModel:
             whole=whole,
         )
 
-    def _priors(self, features: Features, vectors: FloatArray | None, n_queries: int, ranks: Ranks | None) -> Priors:
-        """What `_posteriors` makes of queries one by one, for all in one product: rounded by their number."""
-        if ranks is not None and self.slopes is not None:
-            _check_stages(ranks, len(self.slopes.means))
-        n_anchors, n_features = len(features.precisions), features.factors.n_features
-        share, locality, noise = self._shared(features, ranks)
-        variance = features.variance or 1.0
-        weights = np.zeros((n_queries, n_features))
-        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
-        variances[:, :n_anchors] = 1 / max(1, n_anchors)
-        trusts = np.full(n_queries, features.trust)
-        if features.anchor_vectors is not None and vectors is not None:
-            likeness = vectors @ features.anchor_vectors.T
-            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
-            variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
-            kernel = np.exp((likeness - 1) / QUERY_SCALE)
-            weights[:, :n_anchors] = kernel * features.precisions
-            if features.trust < 1:
-                trusts += (1 - trusts) * np.clip(kernel @ features.sums(self.query_noise), 0, 1)
-        return Priors(
-            weights=weights,
-            variances=variances,
-            trusts=trusts,
-            level_variance=_LEVEL * variance if self.centre else 0.0,
-            noise=noise,
-            slopes=self.slopes,
-            lists=() if ranks is None or self.slopes is None else ranks,
-        )
-
-    def _shared(self, features: Features, ranks: Ranks | None) -> tuple[float, float, float]:
-        """What all queries have in common: the embeddings' share of covariance, the locality, and the noise."""
-        share, locality = self._by_anchors(len(features.precisions), features.embedding_variance)
-        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
-        usual = (features.variance or 1.0) * (1 + share)
-        # Where all anchor queries agree, ranks may be all that scores can vary by.
-        from_ranks = 0.0 if ranks is None or self.slopes is None else self.slopes.variance * RISE[0] ** 2
-        return share, locality, max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks))
-
     def _posteriors(
         self,
         features: Features,
         vectors: FloatArray | None,
         left_out: Sequence[LeaveOneOut | None],
-        ranks: Ranks | None,
+        lists: Ranks,
         *,
         keeps_rows: bool = False,
     ) -> list[Posterior]:
-        """The prior of each query, given its vector and the anchor query that it must not know."""
-        if ranks is not None and self.slopes is not None:
-            _check_stages(ranks, len(self.slopes.means))
-        n_anchors, n_features = len(features.precisions), features.factors.n_features
-        share, locality, noise = self._shared(features, ranks)
-        variance = features.variance or 1.0
-        sums = features.sums(self.query_noise) if features.trust < 1 else np.zeros(n_anchors)
+        """The posterior of each query before any score; one by one, since a batch rounds by its size."""
         posteriors = []
         for query, without in enumerate(left_out):
-            weights, trust = np.zeros(n_features), features.trust
-            variances = np.full(n_features, share * variance / features.embedding_variance if share else 0.0)
-            variances[:n_anchors] = 1 / max(1, n_anchors)
-            if features.anchor_vectors is not None and vectors is not None:
-                likeness = features.anchor_vectors @ vectors[query]
-                if without is not None:
-                    likeness[without.position] = -np.inf
-                nearness = np.exp((likeness - likeness.max()) / locality)
-                variances[:n_anchors] = nearness / nearness.sum()
-                precisions = features.precisions if without is None else without.precisions
-                kernel = np.exp((likeness - 1) / QUERY_SCALE)
-                weights[:n_anchors] = kernel * precisions
-                # What the means lack, the regression makes up for, as far as it knows queries like this one.
-                made_up = float(np.clip(kernel @ (sums if without is None else without.sums), 0, 1))
-                trust += (1 - trust) * made_up
-            elif without is not None:
-                variances[:n_anchors] = 1 / max(1, n_anchors - 1)
-                variances[without.position] = 0.0
-            posteriors.append(
-                Posterior(
-                    features,
-                    prior=weights,
-                    weights=weights if without is None else without.weights(weights, trust=trust),
-                    trust=trust,
-                    variances=variances,
-                    level_variance=_LEVEL * variance if self.centre else 0.0,
-                    noise=noise,
-                    left_out=without,
-                    keeps_rows=keeps_rows,
-                    slopes=self.slopes,
-                    lists=() if ranks is None or self.slopes is None else ranks[query],
-                )
-            )
+            only = slice(query, query + 1)
+            priors = self._priors(features, None if vectors is None else vectors[only], 1, lists[only], without)
+            posteriors.append(Posterior(features, priors, left_out=without, keeps_rows=keeps_rows))
         return posteriors
 
+    def _priors(
+        self,
+        features: Features,
+        vectors: FloatArray | None,
+        n_queries: int,
+        lists: Ranks,
+        left_out: LeaveOneOut | None = None,
+    ) -> Priors:
+        """The priors of some queries, given their vectors; as if the anchor query `left_out` were not in the index."""
+        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        share, locality = self._by_anchors(n_anchors, features.embedding_variance)
+        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
+        variance = features.variance or 1.0
+        usual = variance * (1 + share)
+        # Where all anchor queries agree, ranks may be all that scores can vary by.
+        from_ranks = self.slopes.variance * RISE[0] ** 2 if self.slopes is not None and lists else 0.0
+        weights, trusts = np.zeros((n_queries, n_features)), np.full(n_queries, features.trust)
+        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
+        variances[:, :n_anchors] = 1 / max(1, n_anchors - (left_out is not None))
+        if left_out is not None:
+            variances[:, left_out.position] = 0.0
+        if features.anchor_vectors is not None and vectors is not None:
+            likeness = vectors @ features.anchor_vectors.T
+            if left_out is not None:
+                likeness[:, left_out.position] = -np.inf
+            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
+            variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
+            kernel = np.exp((likeness - 1) / QUERY_SCALE)
+            weights[:, :n_anchors] = kernel * (features.precisions if left_out is None else left_out.precisions)
+            if features.trust < 1:
+                # What the means lack, the regression makes up for, as far as it knows queries like this one.
+                sums = features.sums(self.query_noise) if left_out is None else left_out.sums
+                trusts += (1 - trusts) * np.clip(kernel @ sums, 0, 1)
+        return Priors(
+            weights=weights,
+            variances=variances,
+            trusts=trusts,
+            level_variance=_LEVEL * variance if self.centre else 0.0,
+            noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
+            slopes=self.slopes,
+            lists=lists,
+        )
+
+    def _lists(self, ranks: Ranks | None) -> Ranks:
+        """The ranks that the slopes are applied to; none without slopes."""
+        if ranks is None or self.slopes is None:
+            return ()
+        n_stages = len(self.slopes.means)
+        if others := {len(of_query) for of_query in ranks} - {n_stages}:
+            raise InputError(
+                f"There must be a slope for each first stage that ranks items; got {n_stages} slopes for the ranks of "
+                f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
+                "slopes=None."
+            )
+        return ranks
+
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
-        """The embeddings' share of covariance relative to the residuals', and the locality; both are higher for few."""
+        """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
         share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 
 def _placed(features: Features, device: str | None) -> Features:
-    """The features on a device, or here where it has no room for them."""
+    """The features on a device; where they do not fit there, they stay in memory."""
     if device is None:
         return features
     torch = require("torch", extra="torch")
@@ -398,12 +358,3 @@ def _placed(features: Features, device: str | None) -> Features:
             device,
         )
         return features
-
-
-def _check_stages(ranks: Ranks, n_stages: int) -> None:
-    """Refuse ranks that the slopes are not of."""
-    if others := {len(of_query) for of_query in ranks} - {n_stages}:
-        raise InputError(
-            f"Ranks must be those of the first stages that the slopes are of; there are slopes of {n_stages} and ranks "
-            f"of {min(others)}. Learn the slopes from the first stage that searches start from, or give slopes=None."
-        )

@@ -1,4 +1,4 @@
-"""What predictions read of an index: the scale on which scores are modelled, and the features of all items.
+"""What predictions are made of: the scale on which scores are modelled, and the features of all items.
 
 Cross-encoders squeeze most pairs into a narrow band (logits near −11, probabilities near 0) and spread the few that
 matter. On the scale −log(share of anchor scores above), each step up means equally rarer at every height, and a scorer
@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from adacur.core.errors import InputError
 from adacur.core.extras import require
 
 Storage = Literal["float32", "float16", "int8"]
-_STORAGES = ("float32", "float16", "int8")
+_STORAGES = get_args(Storage)
 # Makes an array of this name, shape and dtype, to be filled.
 Allocate = Callable[[str, tuple[int, ...], str], Any]
 
@@ -36,13 +36,14 @@ ROWS_PER_BLOCK = 4096
 _NUMBERS_PER_BLOCK = 131_072
 # Rows that are multiplied as they are need no place in a cache: what counts is that calls are few.
 _INT8_PER_BLOCK = 2_097_152
-# Fewer are multiplied before a second thread has started.
+# Fewer numbers than this are multiplied before a second thread has started.
 _NUMBERS_PER_THREAD = 4_000_000
-# One compressed column in four leads: they tell which items, one in sixteen and never few, are worth the others.
+# A quarter of the compressed columns lead: by them, one item in sixteen (and at least these many) is chosen to be
+# predicted by the other columns too.
 _LEADING = 4
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
-# Rarer than one in ten thousand is not told apart: few anchor scores lie there, and their order is chance.
+# Scores rarer than one in ten thousand are hardly told apart: there are few of them, and their order is chance.
 RAREST = 1e-4
 _SAMPLE = 1_000_000
 KNOTS = 4096
@@ -57,7 +58,7 @@ class ScoreScale:
 
     @classmethod
     def sample(cls, keys: KeyArray, *, n_anchors: int) -> IntArray:
-        """Positions of enough items to tell the scale, in order."""
+        """Ascending positions of enough items to estimate the scale from."""
         n_rows = max(1, _SAMPLE // max(1, n_anchors))
         if n_rows >= len(keys):
             return np.arange(len(keys))
@@ -66,11 +67,11 @@ class ScoreScale:
 
     @classmethod
     def of(cls, scores: FloatArray, *, rarest: float = RAREST) -> ScoreScale:
-        """The scale of these scores, whatever their shape; above a share `rarest` of all they are hardly told apart."""
+        """The scale of these scores, whatever their shape; those rarer than `rarest` are hardly told apart."""
         values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
         steps = np.unique(values)
         if len(steps) < 2:
-            return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+            return cls.plain()
         if len(steps) > KNOTS:
             # Dense where scores are rare: the top decides, and the bulk needs few knots.
             share = np.concatenate([np.linspace(0, 1, KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, KNOTS // 2)])
@@ -81,7 +82,7 @@ class ScoreScale:
 
     @classmethod
     def plain(cls) -> ScoreScale:
-        """Scores as they are."""
+        """The identity."""
         return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
 
     def rarity(self, scores: FloatArray) -> FloatArray:
@@ -89,12 +90,12 @@ class ScoreScale:
         return _along(np.asarray(scores, dtype=np.float64), self.scores, self.rarities)
 
     def score(self, rarities: FloatArray) -> FloatArray:
-        """The scores that lie there, in float64."""
+        """The scores of these rarities, in float64."""
         return _along(np.asarray(rarities, dtype=np.float64), self.rarities, self.scores)
 
 
 def _along(values: FloatArray, source: FloatArray, target: FloatArray) -> FloatArray:
-    """Piecewise linear from `source` to `target`, with the mean slope of the whole beyond the ends."""
+    """Piecewise linear from `source` to `target`; beyond the ends with the mean slope of the whole."""
     inside = np.interp(values, source, target)
     slope = (target[-1] - target[0]) / (source[-1] - source[0])
     return np.asarray(inside + slope * (values - np.clip(values, source[0], source[-1])))
@@ -106,7 +107,7 @@ def in_memory(name: str, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def check_storage(storage: str) -> None:
-    """Refuse a storage that rows cannot be packed in."""
+    """Refuse an unknown storage."""
     if storage not in _STORAGES:
         raise InputError(f"storage must be one of {', '.join(_STORAGES)}; got {storage!r}.")
 
@@ -126,7 +127,7 @@ class PackedRows:
     """Rows in memory or memory-mapped: float64, float32, float16, or int8 with `scales`, one per row.
 
     Products are in float32 at least. Narrower rows are widened a block at a time, never all at once, on as many cores
-    as BLAS may use: the blocks, and so the results, are the same on any number.
+    as BLAS may use. The blocks, and so the results, do not depend on the number of cores.
     """
 
     def __init__(self, values: Any, scales: FloatArray | None = None) -> None:
@@ -171,7 +172,7 @@ class PackedRows:
     def product(
         self, weights: FloatArray, positions: IntArray | None = None, *, plus: FloatArray | None = None
     ) -> FloatArray:
-        """Every row · weights, or those at these positions; `plus` a number for each of them."""
+        """Every row · weights, or only those at `positions`; `plus` is added to the products."""
         if not self._is_narrow:
             rows = self.values if positions is None else self.values[positions]
             product = np.asarray(rows @ weights.astype(self.values.dtype))
@@ -205,7 +206,7 @@ class PackedRows:
         return product
 
     def products(self, weights: FloatArray) -> FloatArray:
-        """The same for many weights, shape (weights, rows): faster, and rounded by the size of the batch."""
+        """Products with many weights, shape (weights, rows): faster, but rounded by the size of the batch."""
         if not self._is_narrow:
             return np.asarray(weights.astype(self.values.dtype) @ self.values.T)
         products = np.empty((len(weights), len(self.values)), dtype=np.float32)
@@ -221,7 +222,7 @@ class PackedRows:
         return max(4, numbers // max(1, self.shape[1]) // 4 * 4)
 
     def _shares(self, n_rows: int, height: int) -> list[range]:
-        """Starts of blocks, a share for each thread that has enough to do."""
+        """The starts of blocks, shared out among as many threads as have enough to do."""
         starts = range(0, n_rows, height)
         n_threads = max(1, min(_blas_threads(), n_rows * self.values.shape[1] // _NUMBERS_PER_THREAD))
         share = max(1, -(-len(starts) // n_threads))
@@ -289,11 +290,11 @@ class ItemFactors:
         return self.unpacked(self.stored(positions))
 
     def stored(self, positions: IntArray) -> FloatArray:
-        """The numbers that are stored of these items, float64."""
+        """The stored numbers of these items, float64."""
         return np.hstack([part.rows(positions) for part in self.parts])
 
     def unpacked(self, stored: FloatArray) -> FloatArray:
-        """Features from what is stored of items, float64."""
+        """Features from stored numbers, float64."""
         stored = stored - self.centre
         if self._mixing32 is None:
             return stored
@@ -301,11 +302,11 @@ class ItemFactors:
         return (stored.astype(np.float32) @ self._mixing32).astype(np.float64)
 
     def stored_weights(self, weights: FloatArray) -> FloatArray:
-        """What features · weights is of the stored numbers less their centre: these · the stored weights."""
+        """The weights of the stored numbers, less their centre, that give features · `weights`."""
         return weights if self.mixing is None else np.asarray(weights @ self.mixing.T)
 
     def predictions(self, weights: FloatArray, *, means: Any) -> Any:
-        """Every item's mean and features · weights; coarser for items that are not in front."""
+        """Every item's mean + features · weights; coarser for items that are not in front."""
         if not self.leading:
             predicted = self.product(weights)
             predicted += means
@@ -335,7 +336,7 @@ class ItemFactors:
         return first
 
     def products(self, weights: FloatArray) -> FloatArray:
-        """The same for many weights at once, shape (weights, items): faster, and rounded by the size of the batch."""
+        """Products with many weights, shape (weights, items): faster, but rounded by the size of the batch."""
         stored = self.stored_weights(weights)
         split = np.split(stored, self._ends, axis=-1)
         first, *others = (part.products(ws) for part, ws in zip(self.parts, split, strict=True))

@@ -47,12 +47,10 @@ class DeviceRows:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """These rows, float64, on the host."""
-        at = _moved(positions, self._values, dtype="int64")
-        rows = np.asarray(self._values[at].cpu().numpy(), dtype=np.float64)
-        return rows if self._scales is None else rows * self._scales[at, None].cpu().numpy()
+        return self.on_host(self.rows_here, positions)
 
     def on_host(self, read: Callable[[Any], Any], positions: IntArray) -> FloatArray:
-        """What `read` makes of these positions on the device, here."""
+        """The result of `read`, which takes these positions on the device, as an array in memory."""
         return np.asarray(read(_moved(positions, self._values, dtype="int64")).cpu().numpy())
 
     def product(self, weights: FloatArray) -> Any:
@@ -64,7 +62,11 @@ class DeviceRows:
             return self._values @ column
         fused = _fused_product() if self._values.is_cuda else None
         torch = require("torch", extra="torch")
-        product = fused(torch, self._values, column.contiguous()) if fused else _product(self._values, column)
+        if fused:
+            product = fused(torch, self._values, column.contiguous())
+        else:
+            # A block at a time: a copy of all rows in float32 may not fit.
+            product = torch.cat([block.float() @ column for block in self._values.split(_ROWS_PER_TRANSFER)])
         return product if self._scales is None else product.mul_(self._scales)
 
     def products(self, weights: FloatArray) -> FloatArray:
@@ -91,22 +93,16 @@ class DeviceRows:
         return rows if self._scales is None else rows * self._scales[at, None]
 
 
-def _moved(values: Any, beside: Any, *, dtype: str | None = None) -> Any:
+def _moved(values: Any, like: Any, *, dtype: str | None = None) -> Any:
     """A tensor of these values on the device of another."""
     # A copy, since torch does not take arrays that it may not write to, such as mapped files. `new_tensor` takes six
     # times as long, and indices left on the host are copied one by one by some versions of torch.
-    return require("torch", extra="torch").from_numpy(np.array(values, dtype=dtype)).to(beside.device)
-
-
-def _product(rows: Any, column: Any) -> Any:
-    """rows @ column in float32, a block at a time: a copy of all rows in float32 may not fit."""
-    torch = require("torch", extra="torch")
-    return torch.cat([block.float() @ column for block in rows.split(_ROWS_PER_TRANSFER)])
+    return require("torch", extra="torch").from_numpy(np.array(values, dtype=dtype)).to(like.device)
 
 
 @functools.cache
 def _fused_product() -> Any:
-    """The same in one pass over the rows, a tenth of the time on a GPU; None where Triton cannot run."""
+    """A product in one pass over narrow rows, in a tenth of the time on a GPU; None where Triton cannot run."""
     torch = require("torch", extra="torch")
     try:
         from adacur.approximation.device_kernels import product_of_narrow

@@ -1,7 +1,7 @@
-"""What a first stage's ranks tell of a query's scores: a slope per stage, learned from the anchor queries.
+"""How scores rise with ranks in first stages: a slope per stage, learned from the anchor queries.
 
 An item's prior mean rises with the logarithm of its rank, by a slope that differs from query to query. The anchor
-queries give the slopes' mean and covariance; the query's own scores move them from there, as they move everything else.
+queries give the slopes' mean and covariance; the query's own scores then update the slopes, like everything else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.approximation.gaussian_features import Features, query_kernel
+from adacur.approximation.gaussian_features import Features
 from adacur.core.arrays import FloatArray, IntArray, KeyArray
 
 # Beyond this rank a first stage says nothing.
@@ -20,13 +20,13 @@ RANKS_THAT_COUNT = 1000
 _ALIKE = 10
 RISE: FloatArray = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
-# As if this many anchor queries had been seen with slopes of this mean, shared by the stages, and this deviation.
+# The prior of slopes counts as this many anchor queries; its mean is divided among the stages.
 _ASSUMED_QUERIES, _ASSUMED_MEAN, _ASSUMED_DEVIATION = 3, 0.5, 0.3
 # More anchor queries hardly change the estimate, and each costs a search of the first stage.
 MOST_QUERIES = 60
 # The order among a stage's best decides what is scored; items at random say where everything else lies.
 _BEST, _AT_RANDOM = 100, 1000
-# Of a query's slopes, so that a stage that found next to nothing for it does not matter.
+# Regularises a query's slopes, so that a stage that found next to nothing for it does not matter.
 _RIDGE = 0.2
 
 
@@ -44,7 +44,7 @@ class RankSlopes:
 
     @classmethod
     def assumed(cls, n_stages: int) -> RankSlopes:
-        """What one assumes where a stage cannot be asked about the anchor queries."""
+        """The prior, for stages that cannot be asked about the anchor queries."""
         return cls(np.full(n_stages, _ASSUMED_MEAN / n_stages), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
 
     @classmethod
@@ -53,15 +53,12 @@ class RankSlopes:
     ) -> RankSlopes:
         """From the anchor queries in these columns, where `lists` are, per query, each stage's positions, best first.
 
-        Each is predicted by the others, of which there must be some; its slopes are those of what they leave
-        unexplained. `ridge` is the noise of the regression on query vectors, `keys` are the items' random keys.
+        Each is predicted by the others, of which there must be some; its slopes are fitted to the residuals. `ridge` is
+        the noise of the regression on query vectors, `keys` are the items' random keys.
         """
-        n_anchors, n_stages = len(features.precisions), len(lists[0])
+        n_stages = len(lists[0])
         sample = np.sort(np.argsort(keys, kind="stable")[:_AT_RANDOM])
-        kernel = np.eye(n_anchors)
-        if features.anchor_vectors is not None:
-            kernel = query_kernel(features.anchor_vectors, features.anchor_vectors) + ridge * kernel
-        sums = features.sums(ridge)
+        kernel, sums = features.kernel(ridge), features.sums(ridge)
         squares, products = [], []
         for column, of_query in zip(columns.tolist(), lists, strict=True):
             best = np.unique(np.concatenate([some[:_BEST] for some in of_query]))
@@ -90,7 +87,7 @@ class RankSlopes:
 
 
 def rises(lists: Sequence[IntArray], positions: IntArray) -> FloatArray:
-    """How high each stage ranks the items at these positions, in steps of the logarithm: shape (positions, stages)."""
+    """How high each stage ranks the items at these positions, on a logarithmic scale: shape (positions, stages)."""
     found = np.zeros((len(positions), len(lists)))
     for stage, listed in enumerate(lists):
         listed = listed[:RANKS_THAT_COUNT]
@@ -105,9 +102,9 @@ def rises(lists: Sequence[IntArray], positions: IntArray) -> FloatArray:
 def _unexplained(
     features: Features, column: int, positions: IntArray, kernel: FloatArray, sums: FloatArray
 ) -> FloatArray:
-    """What the other anchor queries leave unexplained of this one's scores at these positions, up to a constant.
+    """The residuals of an anchor query's scores at these positions, predicted by the others, up to a constant.
 
-    `kernel` is the anchor queries', with its noise, and `sums` are those of the rows of its inverse.
+    `kernel` is that of the anchor queries, with noise, and `sums` are the sums of the rows of its inverse.
     """
     n_anchors = len(features.precisions)
     rows, means = features.at(positions)

@@ -18,9 +18,9 @@ from adacur.core.extras import require
 from adacur.core.recording import Capture, cuda_graphs
 
 _log = logging.getLogger(__name__)
-# Scored items that there is room for: multiples of this.
+# Room for scored items comes in multiples of this.
 _SCORED_STEP = 128
-# Per set of features: shapes differ by the budget, the size of a round and the first stages.
+# Shapes recorded per set of features; they differ by the budget, the size of a round and the first stages.
 _MOST = 8
 
 
@@ -38,15 +38,10 @@ class Shape:
     top: int
 
     @classmethod
-    def of(cls, *, n_stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
+    def of(cls, *, stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
         """The smallest that holds these."""
-        return cls(
-            stages=n_stages,
-            ranks=min(RANKS_THAT_COUNT, n_items),
-            raises=raises,
-            scored=-(-n_scored // _SCORED_STEP) * _SCORED_STEP,
-            top=min(n_items, 1 << (n - 1).bit_length()),
-        )
+        scored, top = -(-n_scored // _SCORED_STEP) * _SCORED_STEP, min(n_items, 1 << (n - 1).bit_length())
+        return cls(stages=stages, ranks=min(RANKS_THAT_COUNT, n_items), raises=raises, scored=scored, top=top)
 
     @property
     def lists(self) -> int:
@@ -92,7 +87,7 @@ class RecordedChoice:
         The last of `lists` are the candidates, where these raise predictions, by `first_weight`.
         """
         shape = self._shape
-        # Float64 holds a position exactly. What is not filled names an item that rises by nothing, or a scored one.
+        # Float64 holds a position exactly. Padding names an item that rises by 0, or one already scored.
         listed, rises = np.zeros((shape.lists, shape.ranks)), np.zeros((shape.lists, shape.ranks))
         for at, some in enumerate(lists):
             listed[at, : len(some)], rises[at, : len(some)] = some, RISE[: len(some)]
@@ -135,7 +130,7 @@ class RecordedChoice:
 
 
 class RecordedChoices:
-    """The recorded choices over one set of features, made when a shape is met first; safe to share between threads."""
+    """The recorded choices over one set of features, each made when its shape is first met; thread-safe."""
 
     def __init__(self, *, capture: Capture | None = None) -> None:
         self._capture = capture

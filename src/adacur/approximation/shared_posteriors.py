@@ -1,7 +1,7 @@
 """Posteriors on a device that are computed together with those of other searches over the same features.
 
-A search tells scores and says what it wants; nothing is computed before it reads the answer, or before somebody
-computes it for many searches at once. Those at the same point are then rows of one batch: one product for all.
+Scores and requests of a search are only noted. They are computed when it reads the answer, or before, by
+`compute_together` for many searches: those at the same point become rows of one batch, with one product for all.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from adacur.approximation.device_posteriors import DevicePosteriors, OnHost, Priors, Promising
+from adacur.approximation.device_posteriors import DevicePosteriors, Promising
 from adacur.approximation.gaussian_features import Features
+from adacur.approximation.posteriors import Posterior, Priors
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
 from adacur.core.errors import DeviceFailed
 from adacur.core.extras import require
 
-# Of so few queries numpy solves the systems sooner than a device is told of them.
+# For so few queries, numpy solves the systems before a device would have received them.
 _FEW_QUERIES = 6
 
 
 class SharedPosteriors:
-    """The approximation of the queries of one search: some rows of a batch, which others may be in too.
+    """The approximation of the queries of one search: some rows of a batch that it may share with other searches.
 
-    One thread at a time may use it, alone or through `compute_together`.
+    `priors` and `on_host` make what a batch starts from: on the device, or on numpy where queries are few. One thread
+    at a time may use it, alone or through `compute_together`.
     """
 
     def __init__(
@@ -35,14 +37,10 @@ class SharedPosteriors:
         features: Features,
         priors: Callable[[], Priors],
         *,
+        on_host: Callable[[], Sequence[Posterior]],
         n_queries: int,
-        in_scores: Callable[[FloatArray], FloatArray],
-        chance: Callable[[float, FloatArray, FloatArray, IntArray], FloatArray],
-        on_host: Callable[[], Sequence[OnHost]] | None = None,
     ) -> None:
-        self.in_scores = in_scores
-        self._on_host = on_host
-        self._features, self._make_priors, self._chance = features, priors, chance
+        self._features, self._priors, self._on_host = features, cache(priors), on_host
         self._batch: DevicePosteriors | None = None
         self._rows = range(n_queries)
         self._told: tuple[Sequence[IntArray], Sequence[FloatArray]] | None = None
@@ -50,10 +48,6 @@ class SharedPosteriors:
         self._candidates: Sequence[IntArray] = ()
         self._options: dict[str, Any] = {}
         self._best: list[Promising] | None = None
-
-    @cached_property
-    def _priors(self) -> Priors:
-        return self._make_priors()
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
@@ -63,11 +57,11 @@ class SharedPosteriors:
         self._told, self._best = (positions, scores), None
 
     def want(self, n: int, *, candidates: Sequence[IntArray], allowed: BoolArray | None, **options: float) -> None:
-        """What the next `best` will be asked for."""
+        """Note what the next `best` will be asked for."""
         self._n_wanted, self._candidates, self._options = n, candidates, {"allowed": allowed, **options}
 
     def best(self, n: int, *, candidates: Sequence[IntArray], **options: Any) -> list[Promising]:
-        """The n most promising unscored items of each query, as of `DevicePosteriors.best`; maybe some more."""
+        """As `DevicePosteriors.best`: the n most promising unscored items of each query, or a few more."""
         if self._best is None:
             self.want(n, candidates=candidates, **options)
             compute_together([self])
@@ -80,22 +74,21 @@ class SharedPosteriors:
         with _device_of(self):
             return _told([self]).predict()
 
+    def in_scores(self, predicted: FloatArray) -> FloatArray:
+        """Predictions as scores of the scorer."""
+        return self._features.scale.score(predicted)
+
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
         with _device_of(self):
             return _told([self]).chance_above(query, predicted, best, ranks=ranks)
 
-    def _begun(self, on_host: Sequence[OnHost]) -> DevicePosteriors:
-        return DevicePosteriors(
-            self._features, lambda: self._priors, in_scores=self.in_scores, chance=self._chance, on_host=on_host
-        )
-
     def _point(self) -> Hashable:
-        """Searches for which this is the same can be computed together."""
+        """A key that searches which can be computed together have in common."""
         if self._batch is not None and self._batch.is_on_host:
             return id(self)
         told = () if self._told is None else tuple({len(some) for some in self._told[0]})
-        priors, options = self._priors, self._options
+        priors, options = self._priors(), self._options
         return (
             (id(self._features), priors.noise, priors.level_variance, id(priors.slopes), bool(priors.lists)),
             None if self._batch is None else self._batch.widths,
@@ -105,15 +98,15 @@ class SharedPosteriors:
 
 
 def compute_together(searches: Sequence[SharedPosteriors]) -> None:
-    """Take in what these searches were told and find what they want, in one batch for all that are at the same point.
+    """Add the noted scores of these searches and find what they request, in one batch for all at the same point.
 
     Their next `best` only reads the answer.
     """
     groups: dict[Hashable, list[SharedPosteriors]] = {}
     are_few = sum(len(search._rows) for search in searches) <= _FEW_QUERIES
     for search in searches:
-        if are_few and search._batch is None and search._on_host is not None:
-            search._batch = search._begun(search._on_host())
+        if are_few and search._batch is None:
+            search._batch = DevicePosteriors(search._features, search._priors, on_host=search._on_host())
         groups.setdefault(search._point(), []).append(search)
     for group in groups.values():
         with _device_of(group[0]):
@@ -127,11 +120,11 @@ def compute_together(searches: Sequence[SharedPosteriors]) -> None:
 
 
 def _told(group: Sequence[SharedPosteriors]) -> DevicePosteriors:
-    """One batch that has these searches as its rows, in order, and nobody else; it knows what they were told."""
+    """One batch of exactly these searches, in order, with the scores noted of them."""
     first = group[0]
     if first._batch is None:
-        priors = Priors.joined([search._priors for search in group])
-        batch = DevicePosteriors(first._features, lambda: priors, in_scores=first.in_scores, chance=first._chance)
+        priors = Priors.joined([search._priors() for search in group])
+        batch = DevicePosteriors(first._features, lambda: priors)
     else:
         parts: list[tuple[DevicePosteriors, list[int]]] = []
         for search in group:
@@ -155,7 +148,7 @@ def _told(group: Sequence[SharedPosteriors]) -> DevicePosteriors:
 
 @contextmanager
 def _device_of(search: SharedPosteriors) -> Iterator[None]:
-    """Whatever torch raises inside becomes one error that names the device."""
+    """Turn whatever torch raises inside into one error that names the device."""
     torch = require("torch", extra="torch")
     try:
         yield

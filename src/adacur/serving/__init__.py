@@ -7,7 +7,7 @@ Where to change what, in the order in which a request meets it:
   `turns` (how many at a time), `metrics`;
 - routes: `app`, which calls `indexes` (from a body to the options of a search), `searching` (answers and streams),
   `reranking` (a dialect is one entry of its table), `recall` (curves); `scoring` counts the calls of scorers, and
-  `watching` asks whether they are still the same;
+  checks that they are still the same;
 - documents: `shapes` (answers and errors, for OpenAPI), `page` and the folder `page/` (`/`).
 
 Methods and their options come from the table `adacur.search.METHODS`: a new method needs no line here.

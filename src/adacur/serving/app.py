@@ -4,7 +4,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -21,7 +21,7 @@ from adacur.core.errors import AdacurError, InputError, UnknownName
 from adacur.core.money import Price
 from adacur.search import METHODS, AnchorIndex, plan_search
 from adacur.serving import shapes
-from adacur.serving.bodies import Name, search_request
+from adacur.serving.bodies import Name, rerank_request, search_request
 from adacur.serving.door import Door, notes_of
 from adacur.serving.failures import Refusal, as_refusal, json_answer
 from adacur.serving.indexes import Served, check_name, named_index, plan_of
@@ -30,14 +30,11 @@ from adacur.serving.metrics import METRICS_TYPE, Metrics
 from adacur.serving.page import add_page, content_security_policy
 from adacur.serving.recall import RecallCurves
 from adacur.serving.reranking import DIALECTS, Dialect, Reranking
-from adacur.serving.scoring import ServedScorers
+from adacur.serving.scoring import ScorerWatch, ServedScorers
 from adacur.serving.searching import Search, SearchStream, search_all
 from adacur.serving.settings import ServerSettings
-from adacur.serving.turns import Turns
-from adacur.serving.watching import ScorerWatch
+from adacur.serving.turns import Answer, Turns
 from adacur.tuning import replay
-
-_SECONDS_UNTIL_RECALL = 2
 
 # Threads cost little while they wait.
 _THREADS = 256
@@ -66,8 +63,8 @@ def create_app(
         Door, settings=server.settings, metrics=server.metrics, log=server.log, policy=content_security_policy()
     )
     for kind in (HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _leave_it_to_the_door)
-    # The door checks keys, at unknown addresses too; here they are described.
+        app.add_exception_handler(kind, _raise_to_the_door)
+    # The door checks keys, at unknown addresses too; these only describe them in OpenAPI.
     keys = (HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False))
     api = APIRouter(
         responses=shapes.ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
@@ -82,7 +79,7 @@ def create_app(
     return app
 
 
-async def _leave_it_to_the_door(request: Request, error: Exception) -> Response:
+async def _raise_to_the_door(request: Request, error: Exception) -> Response:
     raise error
 
 
@@ -111,9 +108,9 @@ class _Server:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """Open everything in the background, and end with it."""
-        # A request holds a thread while an engine keeps silent, longer than its client waits: asyncio's own dozen or
-        # two would soon be gone, and with them every other index.
+        """Open everything in the background, and stop the background work in the end."""
+        # A request holds a thread while an engine does not answer, longer than its client waits: asyncio's default of a
+        # dozen or two would soon be used up, and with it every other index.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="adacur-serve")
         asyncio.get_running_loop().set_default_executor(threads)
         tasks = [asyncio.ensure_future(self._open()), asyncio.ensure_future(self.watch.run())]
@@ -171,16 +168,17 @@ class _Server:
                 planned = await asyncio.to_thread(plan_search, plan.served.index, plan.k, **plan.options)
                 ended = partial(self._count, request, searches)
                 return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
-            work = partial(search_all, searches)
             try:
-                results = await self.turns.run(work, receive=request.receive, seconds=self.settings.seconds)
+                results = await self.turns.run(
+                    partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
+                )
             finally:
                 self._count(request, searches)
             return json_answer({"index": plan.served.name, "results": results})
 
     def add_rerank(self, api: APIRouter, dialect: Dialect) -> None:
         """The rerank route of a service."""
-        RerankRequest = dialect.body(self.settings)
+        RerankRequest = rerank_request(self.settings)
 
         @api.post(
             dialect.path,
@@ -194,17 +192,12 @@ class _Server:
             notes_of(request.scope).update({"index": reranking.served.name, "documents": len(reranking.texts)})
             if self.settings.log_queries:
                 notes_of(request.scope)["query"] = reranking.query
-            seconds = self.settings.seconds
-            try:
-                async with asyncio.timeout(seconds):
-                    best = await self.turns.run(reranking.ranked, receive=request.receive, seconds=seconds)
-            except TimeoutError as error:
-                message = f"It took more than {seconds:g} s. Send fewer documents at a time."
-                raise Refusal(504, "out_of_time", message) from error
+            late = f"Scoring took more than {self.settings.seconds:g} s. Send fewer documents at a time."
+            best = await self._in_time(request, reranking.ranked, late=late)
             return json_answer(dialect.answer(reranking, best))
 
     def add_indexes(self, api: APIRouter) -> None:
-        """What is served, and how well it searches."""
+        """Facts about the indexes, their scorers' drift, and their recall."""
         Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
         computing: dict[int | str, dict[str, Any]] = {
             202: {"description": "It is being computed: ask again after `Retry-After` seconds."}
@@ -218,17 +211,13 @@ class _Server:
 
         @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
         async def probe(request: Request, name: str) -> Response:
-            """Ask the scorer for 8 of the scores that the index stores, and tell how far it is from them.
+            """Compare the scorer with 8 scores that the index stores, and say how far it has drifted.
 
             The answer of a check less than a minute ago is given again: `seconds_ago` says how old it is.
             """
-            one, seconds = named_index(self.served, name), self.settings.seconds
-            try:
-                async with asyncio.timeout(seconds):
-                    check = partial(self.watch.on_demand, one)
-                    drift, age = await self.turns.run(check, receive=request.receive, seconds=seconds)
-            except TimeoutError as error:
-                raise Refusal(504, "out_of_time", f"The scorer took more than {seconds:g} s.") from error
+            one = named_index(self.served, name)
+            late = f"The scorer took more than {self.settings.seconds:g} s."
+            drift, age = await self._in_time(request, partial(self.watch.on_demand, one), late=late)
             facts = {"index": one.name, "allowed": drift.allowed, "seconds_ago": round(age, 3)}
             return json_answer(facts | {"drift": as_json(drift)})
 
@@ -239,12 +228,11 @@ class _Server:
             method: Annotated[Method, Query(description="The search method.")] = "gaussian",  # type: ignore[valid-type]
             first: Annotated[Name | None, Query(description="The first stage to start from.")] = None,
         ) -> Response:
-            """The recall to expect, measured on anchor queries as if they were new; no scorer is called."""
+            """The expected recall, measured on anchor queries as if they were new; no scorer is called."""
             one = named_index(self.served, name)
             curve = self.curves.curve(one.name, one.index, k=k, method=method, first=first)
             if curve is None:
-                wait = {"Retry-After": str(_SECONDS_UNTIL_RECALL)}
-                return json_answer({"state": "computing"}, status=202, headers=wait)
+                return json_answer({"state": "computing"}, status=202, headers={"Retry-After": "2"})
             return json_answer(curve)
 
     def add_health(self, app: FastAPI, api: APIRouter) -> None:
@@ -267,13 +255,22 @@ class _Server:
             "/readyz", tags=["health"], summary="Ready", responses={503: {"description": "Models are being opened."}}
         )
         async def ready() -> Response:
-            """Whether searches are taken and can be answered at once."""
+            """Whether everything is open, so that searches are answered without delay."""
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
 
+    async def _in_time(self, request: Request, work: Callable[[], Awaitable[Answer]], *, late: str) -> Answer:
+        """The result of some work, in its turn; 504 with the message `late` where that takes too long."""
+        seconds = self.settings.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.turns.run(work, receive=request.receive, seconds=seconds)
+        except TimeoutError as error:
+            raise Refusal(504, "out_of_time", late) from error
+
     def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
-        """Count what was spent; `error` is what ended a stream after its status had been sent."""
+        """Count the calls of searches; `error` ended a stream after its status had been sent."""
         notes = notes_of(request.scope)
         notes["calls"] = sum(search.calls for search in searches)
         for search in searches:
@@ -308,10 +305,10 @@ class _Server:
 def _warm(one: Served) -> None:
     index = one.index
     _ = index.scorer
-    # A search that names none may start from any that a tuning chose.
+    # A search that names no first stage may start from any that a tuning chose.
     for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)}:
         if first not in (None, "random"):
-            # One that the folder was tuned for need not be in the engine that it is searched in.
+            # A stage that the folder was tuned for may be missing from the engine it is searched in.
             with suppress(UnknownName):
                 index.snapshot.stage(first)
     if index.anchor_queries and index.snapshot.engine is None:

@@ -1,4 +1,4 @@
-"""The bodies of requests, with the limits of the server built in: FastAPI checks them and describes them."""
+"""The bodies of requests, with the limits of the server built in: FastAPI validates and documents them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from adacur.core.spelling import did_you_mean
 from adacur.search.methods import METHODS, options_of
 from adacur.serving.settings import ServerSettings
 
-# More than any list can hold, and within what every library counts with.
+# More than any list can hold, and small enough for every library's integers.
 _LARGEST = 2**31 - 1
 _MOST_METADATA_FIELDS = 100
 
 
-# Looking for similar names would keep the server busy for seconds with a name of a megabyte.
+# Looking for names similar to one of a megabyte would keep the server busy for seconds.
 Name = Annotated[str, StringConstraints(max_length=1000)]
 Plain = str | int | float | bool
 # Options of the methods that are numbers; the others are objects, which JSON cannot hold.
@@ -99,7 +99,7 @@ def rerank_request(settings: ServerSettings) -> type[BaseModel]:
 
 
 def _method_options(settings: ServerSettings) -> dict[str, Any]:
-    """A field for each option of the methods; their rules are checked by the method that a search names."""
+    """A field for each option of the methods; the chosen method checks its value."""
     fields = {}
     for option, kind in METHOD_OPTIONS.items():
         takers = ", ".join(name for name in METHODS if option in options_of(name))
@@ -116,7 +116,7 @@ class _Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, value: Any) -> Any:
-        # One error, whatever the number of unknown fields: an error for each of a million takes a server's memory.
+        # One error, however many fields are unknown: an error for each of a million would exhaust the memory.
         if isinstance(value, dict) and (unknown := next((name for name in value if name not in cls.model_fields), "")):
             name = unknown[:60].encode(errors="replace").decode()
             near = did_you_mean(name, cls.model_fields)
@@ -163,7 +163,7 @@ def _whole(value: Any) -> Any:
 
 
 def _count(most: int = _LARGEST, *, least: int = 1) -> Any:
-    # The bounds come first: behind a validator, they would not be described.
+    # The bounds come first: after a validator, they would not be in the schema.
     return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
 
 
@@ -173,12 +173,12 @@ def _text(most: int) -> Any:
 
 
 def _list_of(kind: Any, *, most: int) -> Any:
-    """A list whose length is checked before its elements, and of whose elements only the first wrong one is named."""
+    """A list whose length is checked before its elements; only the first wrong element is reported."""
     return Annotated[list[kind], Field(min_length=1, max_length=most, fail_fast=True), _at_most(most, len)]
 
 
 def _few_values(most: int) -> BeforeValidator:
-    """The same for the fields of a filter, and for the values of all of them together."""
+    """At most this many values in all fields of a filter together, and a limited number of fields."""
 
     def size(fields: Any) -> int:
         if isinstance(fields, list):

@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out: its host, its key, the size of its body, the log, the counters."""
+"""Middleware around every request: checks its host, key and body size; logs and counts it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _CLIENT_GONE = 499
 
 
 def notes_of(scope: Scope) -> dict[str, Any]:
-    """What the log line of this request will hold beside the usual fields."""
+    """Extra fields for the log line of this request."""
     notes: dict[str, Any] = scope.setdefault("adacur.notes", {})
     return notes
 
 
 class Door:
-    """Middleware around everything: checks requests, and turns whatever the application raises into one answer."""
+    """Checks requests, and turns whatever the application raises into an answer."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings, metrics: Metrics, log: Any, policy: str) -> None:
         self._app = app
@@ -106,13 +106,13 @@ class Door:
     def _check_host(self, scope: Scope, given: str) -> None:
         """Refuse a request whose Host is not a name of this server.
 
-        A web page can have its name point at 127.0.0.1: then a browser takes this server for the page's origin, and
-        only the Host header shows it. Starlette's middleware has one list for all addresses that a server listens at.
+        The name of a malicious web page can point at 127.0.0.1: a browser then takes this server for the page's origin,
+        and only the Host header shows it. Starlette's middleware has one list for all addresses of a server.
         """
         host = _HOST.fullmatch(given)
         name = (given if host is None else host["address"] or host["name"]).lower()
         arrived_at = str((scope.get("server") or ("",))[0])
-        # Only browsers can be misled, and they always send a Host.
+        # Only browsers can be misled in this way, and they always send a Host.
         if name in ("", "localhost", arrived_at, *self._settings.allowed_hosts) or _is_loopback(name):
             return
         if self._settings.allowed_hosts or _is_loopback(arrived_at):
@@ -127,13 +127,13 @@ class Door:
         digest = _digest(given)
         # All keys are compared in full: the time it takes says nothing about them.
         if not sum([hmac.compare_digest(digest, key) for key in self._keys]):
-            reason = "This key is not known here" if given else "This server asks for a key"
+            reason = "The key is not valid" if given else "A key is needed"
             message = f"{reason}. Send it as Authorization: Bearer KEY, or as X-API-Key: KEY."
             code = "wrong_key" if given else "key_needed"
             raise Refusal(401, code, message, headers={"WWW-Authenticate": "Bearer"})
 
     async def _with_body(self, scope: Scope, headers: Headers, receive: Receive) -> Receive:
-        """The same connection with its whole body read, unless that is too large or too slow."""
+        """The connection with its whole body read; refused if that is too large or too slow."""
         if scope["method"] in ("GET", "OPTIONS"):
             return receive
         most = self._settings.max_body_bytes
@@ -184,5 +184,5 @@ def _digest(key: str) -> bytes:
 
 
 def _too_large(most: int) -> Refusal:
-    message = f"A body may have at most {most:,} bytes here. Send less, or several requests."
+    message = f"A body must have at most {most:,} bytes. Send less, or several requests."
     return Refusal(413, "body_too_large", message, headers={"Connection": "close"})

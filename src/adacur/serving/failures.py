@@ -1,4 +1,4 @@
-"""Errors as clients see them: a status, a code for programs and a message for people, never a traceback."""
+"""Errors as clients see them: a status, a code for programs and a message for people; never a traceback."""
 
 from __future__ import annotations
 
@@ -24,14 +24,20 @@ from adacur.core.errors import (
     UnknownName,
 )
 
-# The first class that an error is an instance of counts, so that narrower classes stand before wider ones.
-_LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str], ...] = (
-    (BudgetError, 422, "budget"),
-    (EmptyInput, 422, "empty_input"),
-    (TextTooLong, 422, "text_too_long"),
-    (InputError, 422, "bad_input"),
-    (UnknownName, 422, "unknown_name"),
-    (NonFiniteScore, 502, "scorer_failed"),
+_SEE_LOG = "The server's log says why, under this request's id."
+# Status, code and message of each kind of error; without a message, the error's own is safe to show. The first class
+# that an error is an instance of counts, so narrower classes stand before wider ones.
+_LIBRARY_ERRORS: tuple[tuple[type[AdacurError], int, str, str | None], ...] = (
+    (EngineRefused, 422, "engine_refused", f"The vector engine refused this search: check its filter. {_SEE_LOG}"),
+    (BudgetError, 422, "budget", None),
+    (EmptyInput, 422, "empty_input", None),
+    (TextTooLong, 422, "text_too_long", None),
+    (InputError, 422, "bad_input", None),
+    (UnknownName, 422, "unknown_name", None),
+    (NonFiniteScore, 502, "scorer_failed", None),
+    (ScorerError, 502, "scorer_failed", f"The scorer failed. {_SEE_LOG}"),
+    (EngineUnavailable, 503, "engine_unavailable", f"The vector engine did not answer. {_SEE_LOG}"),
+    (DeviceFailed, 503, "device_failed", f"The device that predictions are made on failed. {_SEE_LOG}"),
 )
 _ROUTER_ERRORS = {
     400: ("malformed_json", "The body cannot be read as JSON."),
@@ -46,7 +52,7 @@ class ClientGone(Exception):
 
 
 class Refusal(Exception):
-    """A request that is answered with an error; `more` stands beside it in the answer."""
+    """A request that is answered with an error; `more` holds further fields of the answer."""
 
     def __init__(self, status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -63,9 +69,9 @@ class Refusal(Exception):
 
 
 def as_refusal(error: Exception) -> Refusal:
-    """What a client learns of an error.
+    """The answer to a request that ended with this error.
 
-    Messages of other people's code may name files, hosts or keys: they go to the log, and the client learns where.
+    Messages of third-party code may name files, hosts or keys: they go to the log only.
     """
     if isinstance(error, Refusal):
         return error
@@ -74,25 +80,14 @@ def as_refusal(error: Exception) -> Refusal:
     if isinstance(error, HTTPException):
         code, message = _ROUTER_ERRORS.get(error.status_code, ("refused", str(error.detail)))
         return Refusal(error.status_code, code, message, headers=error.headers)
-    if isinstance(error, EngineRefused):
-        message = "The engine of this index does not take this search; a filter may name a field that it does not have."
-        return Refusal(422, "engine_refused", f"{message} The server's log says why, under this request's id.")
-    for kind, status, code in _LIBRARY_ERRORS:
+    for kind, status, code, shown in _LIBRARY_ERRORS:
         if isinstance(error, kind):
-            return Refusal(status, code, str(error))
-    if isinstance(error, ScorerError):
-        return Refusal(502, "scorer_failed", "The scorer failed. The server's log says why, under this request's id.")
-    if isinstance(error, EngineUnavailable):
-        message = "The vector engine did not answer. The server's log says why, under this request's id."
-        return Refusal(503, "engine_unavailable", message)
-    if isinstance(error, DeviceFailed):
-        message = "The device that predictions are made on failed. The server's log says why, under this request's id."
-        return Refusal(503, "device_failed", message)
+            return Refusal(status, code, shown or str(error))
     return Refusal(500, "internal", "Something unexpected happened. The server's log has it, under this request's id.")
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    """A body or a parameter that does not have its shape; `loc` begins with the part of the request."""
+    """A body or parameter that failed validation; a fault's `loc` begins with the part of the request."""
     if isinstance(error.body, bytes):
         # This also keeps foreign web pages from posting here: browsers ask before they send JSON to another origin.
         return Refusal(415, "not_json", "The body must be JSON, with the header Content-Type: application/json.")
@@ -124,5 +119,5 @@ def json_answer(content: Any, *, status: int = 200, headers: Mapping[str, str] |
 
 
 def json_text(content: Any) -> bytes:
-    """JSON that every reader takes: no NaN, and no half of a character, which an item's text may hold."""
+    """JSON that every reader accepts: no NaN, and no lone surrogates, which an item's text may hold."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")

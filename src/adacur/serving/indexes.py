@@ -1,4 +1,4 @@
-"""The indexes that a server has, and the searches that a request asks of them."""
+"""The indexes of a server, and the searches that a request asks for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Served:
 
     @property
     def scorer_name(self) -> str:
-        """What the scorer is called; it is opened only where the index does not say."""
+        """The name of the scorer, which is opened only where the index does not say."""
         return (self.index.card or self.index.scorer.card).name
 
     @property
@@ -62,8 +62,8 @@ def check_name(name: str) -> None:
     """Refuse a name that would need escaping in a URL."""
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"The name of a served index must be of letters, digits, '.', '_' and '-', at most 100 of them; got "
-            f"{name!r}. Give it another: NAME=PATH."
+            f"The name of a served index must be at most 100 letters, digits, '.', '_' and '-'; got {name!r}. Choose "
+            "another: NAME=PATH."
         )
 
 
@@ -81,15 +81,12 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     """The searches that a body asks for, which holds only the fields that the client gave."""
     one = named_index(served, body.get("index"))
     given: dict[str, Any] = {**settings.defaults(), **body}
-    if "budget" not in body:
-        usual = one.index.snapshot.usual_calls(
-            given["k"], method=given.get("method") or one.index.snapshot.default_method
-        )
-        given["budget"] = min(usual, settings.max_budget)
-    if "k" not in body:
-        # A small budget is not a reason to refuse the default k.
-        given["k"] = min(given["k"], given["budget"])
     method = given.get("method") or one.index.snapshot.default_method
+    if "budget" not in body:
+        given["budget"] = min(one.index.snapshot.usual_calls(given["k"], method=method), settings.max_budget)
+    if "k" not in body:
+        # The default k must not be refused for a small budget.
+        given["k"] = min(given["k"], given["budget"])
     filter_ = given.get("filter") or {}
     if method == "exact":
         _check_exact(one, filter_, settings)
@@ -114,7 +111,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
 
 
 def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSettings) -> None:
-    """Exact search spends a call on every item: the limit of the budget is its limit too."""
+    """Refuse an exact search, which spends a call on every item, beyond the limit of the budget."""
     ids = filter_.get("ids")
     n_calls = len(served.index) if ids is None else len(set(ids))
     if n_calls > (most := settings.max_budget):

@@ -27,13 +27,14 @@ class Metrics:
         def histogram(name: str, meaning: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
             return Histogram(f"adacur_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
+        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
+            return Gauge(f"adacur_{name}", meaning, labels, registry=self.registry)
+
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.request_seconds = histogram("request_seconds", "From the first byte in to the last byte out.", "route")
         self.refused = counter("refused", "Requests refused, by the code of the error.", "code")
-        self.in_flight = Gauge(
-            "adacur_searches_in_flight", "Searches and re-rankings under way.", registry=self.registry
-        )
-        self.waiting = Gauge("adacur_searches_waiting", "Requests that wait for their turn.", registry=self.registry)
+        self.in_flight = gauge("searches_in_flight", "Searches and re-rankings under way.")
+        self.waiting = gauge("searches_waiting", "Requests that wait for their turn.")
         self.scorer_calls = counter("scorer_calls", "Calls of a scorer.", "scorer")
         self.scorer_pairs = histogram("scorer_pairs_per_call", "Pairs in one scorer call.", "scorer", buckets=_PAIRS)
         self.scorer_seconds = histogram("scorer_call_seconds", "Seconds of one call of a scorer.", "scorer")
@@ -41,11 +42,10 @@ class Metrics:
         self.scorer_probes = counter(
             "scorer_probes", "Checks whether a scorer is still that of its index.", "index", "outcome"
         )
-        self.scorer_drift = Gauge(
-            "adacur_scorer_drift",
+        self.scorer_drift = gauge(
+            "scorer_drift",
             "RMS difference from the scores of the index at the last check, in their standard deviations.",
-            ["index"],
-            registry=self.registry,
+            "index",
         )
         self.scorer_tokens = counter(
             "scorer_tokens", "Tokens of pairs sent; of local models only with a price.", "scorer"
@@ -55,11 +55,8 @@ class Metrics:
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
         self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")
         self.refreshes = counter("refreshes", "Refreshes from logged searches, by outcome.", "index", "outcome")
-        self.found_early = Gauge(
-            "adacur_found_early",
-            "Of the best ten of the newest searches, the share that half their calls had found.",
-            ["index"],
-            registry=self.registry,
+        self.found_early = gauge(
+            "found_early", "Of the best ten of the newest searches, the share that half their calls had found.", "index"
         )
 
     def count_lesson(self, index: str, lesson: Lesson) -> None:

@@ -1,4 +1,4 @@
-"""Index folders opened for serving: each under a name, and each model once."""
+"""Opens indexes for serving: each under a name, and each model only once."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def open_indexes(
     cache: Path | None = None,
     settings: ServerSettings | None = None,
 ) -> dict[str, AnchorIndex]:
-    """Open indexes with their scorers; indexes that were built by the same one share it.
+    """Open indexes with their scorers; indexes that were built by the same scorer share it.
 
     `scorer` replaces the one that each was built with, and `encoder` that of item vectors; `store` is the vector engine
-    that all were exported to; `cache` is a file that stores scores. `settings` say what is logged and learned.
+    that all were exported to; `cache` is a file for scores. `settings` say what is logged and learned.
     """
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}

@@ -1,4 +1,4 @@
-"""The page at `/` and its files, for every visitor: what they show comes from the API, which asks for the key."""
+"""The page at `/` and its files, open to every visitor: the data it shows comes from the API, which needs the key."""
 
 from __future__ import annotations
 

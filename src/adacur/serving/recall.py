@@ -1,4 +1,4 @@
-"""Recall against budget, computed in the background from the scores of the index."""
+"""Curves of recall against budget, computed in the background from the scores of the index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import AdacurError, UnknownName
+from adacur.core.errors import AdacurError
 from adacur.core.results import Hits
 from adacur.evaluation import top_k_recall
 from adacur.search import AnchorIndex, First
@@ -28,9 +28,9 @@ _SECONDS_TO_WAIT = 10.0
 
 
 class RecallCurves:
-    """Curves by index, k, method and first stage; each is computed once, one after the other, beside the searches.
+    """Curves by index, k, method and first stage; each is computed once, one after the other.
 
-    Clients come first: the next few queries are measured when the server `is_idle`, or after ten seconds.
+    Searches come first: the next few queries are measured when the server `is_idle`, or after ten seconds.
     """
 
     def __init__(self, settings: ServerSettings, *, is_idle: Callable[[], bool]) -> None:
@@ -43,7 +43,7 @@ class RecallCurves:
     def curve(
         self, name: str, index: AnchorIndex, *, k: int, method: str, first: str | None = None
     ) -> dict[str, Any] | None:
-        """The curve, or None while it is computed."""
+        """The curve; None while it is being computed."""
         if first is None:
             budget = self._settings.defaults()["budget"]
             first = index.snapshot.chosen_first(k=k, budget=max(k, budget), method=method)
@@ -67,20 +67,16 @@ class RecallCurves:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _budgets(self, index: AnchorIndex, k: int, first: str) -> list[int]:
-        """From the least that a search may have to the most, as far as that is quickly measured."""
-        try:
-            index.snapshot.stage(first)
-        except UnknownName as error:
-            stages = ", ".join(index.first_stages)
-            raise Refusal(422, "unknown_name", f"This index has no first stage {first!r}. It has: {stages}.") from error
+        """The budgets to measure, from the smallest that a search may have up to the limits."""
+        # Refuses an unknown first stage.
+        index.snapshot.stage(first)
         most, n_anchors = min(self._settings.max_budget, len(index)), len(index.anchor_queries)
         if index.snapshot.engine is not None:
-            raise Refusal(404, "no_recall", "Recall is measured on the folder of an index; this one is in an engine.")
-        cells = index.snapshot.exact_cells()
-        if n_anchors < FEWEST_QUERIES:
+            reason = "Recall is measured on the folder of an index; this one is in an engine."
+        elif n_anchors < FEWEST_QUERIES:
             reason = f"Recall is measured on at least {FEWEST_QUERIES} anchor queries; this index has {n_anchors}."
-        elif cells is not None and not cells.all():
-            reason = "Some scores of this index are predicted; recall cannot be measured against those."
+        elif (cells := index.snapshot.exact_cells()) is not None and not cells.all():
+            reason = "Some scores of this index are predicted; recall can be measured against exact scores only."
         elif k > most:
             reason = f"k={k} is more than the largest budget or the number of items, {most}."
         else:
@@ -99,7 +95,7 @@ class RecallCurves:
             while len(hits) < len(queries):
                 self._let_searches_go_first()
                 some = queries[len(hits) : len(hits) + _QUERIES_AT_ONCE]
-                # Recall is of what was found, in whatever order.
+                # Recall does not depend on the order, so nothing is fused.
                 hits += replay(index, some, k, budget=budget, method=method, first=First(first, fuse=0))
             expected = prediction_of(method, top_k_recall(hits, scores, k=k))
             points.append({"budget": budget, "recall": expected.recall, "low": expected.low, "high": expected.high})

@@ -1,6 +1,6 @@
 """Documents that a client sends, scored exactly, in the dialects of rerank services.
 
-A new dialect is one entry of `DIALECTS`: its path, its answer, and its body where that differs.
+A new dialect is one entry of `DIALECTS`: its path and its answer. All read the same body, `bodies.rerank_request`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from adacur.core.arrays import FloatArray
 from adacur.core.records import Item, Pair, as_query
 from adacur.core.spelling import did_you_mean
 from adacur.scorers.calling import ascore
-from adacur.serving.bodies import rerank_request
 from adacur.serving.failures import Refusal
 from adacur.serving.indexes import Served
-from adacur.serving.settings import ServerSettings
 
 Ranked = list[tuple[int, float]]
 
@@ -72,12 +69,11 @@ def _cohere(reranking: Reranking, ranked: Ranked) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The rerank route of a service: `body` makes its shape from the limits, `answer` says the result its way."""
+    """The rerank route of a service; `answer` makes the body of its answer."""
 
     path: str
     service: str
     answer: Callable[[Reranking, Ranked], Any]
-    body: Callable[[ServerSettings], type[BaseModel]] = rerank_request
 
 
 DIALECTS = (
@@ -98,7 +94,7 @@ def _by_model(served: Mapping[str, Served], model: str | None) -> Served:
 
 
 def _probabilities(scores: FloatArray) -> FloatArray:
-    """The logistic function, which clients of rerank services expect: between 0 and 1, in the same order."""
+    """The logistic function of scores: clients of rerank services expect values between 0 and 1."""
     # exp of a large number would overflow; of minus its absolute value it cannot.
     small = np.exp(-np.abs(scores.astype(np.float64)))
     return np.asarray(np.where(scores >= 0, 1 / (1 + small), small / (1 + small)))

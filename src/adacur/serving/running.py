@@ -1,4 +1,4 @@
-"""A server process: where it listens, and how it ends."""
+"""The server process: its socket, and how it stops."""
 
 from __future__ import annotations
 
@@ -19,23 +19,13 @@ _SECONDS_FOR_THREADS = 5
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any free one."""
+    """A socket that listens at this host and port; port 0 takes any that is free."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
-        )[0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        at = socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
         # Only where the protocol is named does asyncio send small answers at once; else each waits some 40 ms.
-        at = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                # Elsewhere this would let two servers have one port.
-                at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            at.bind(address)
-            at.listen(2048)
-        except BaseException:
-            at.close()
-            raise
-        return at
+        return socket.socket(at.family, at.type, socket.IPPROTO_TCP, fileno=at.detach())
     except (OSError, OverflowError) as error:
         in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
         reason = f"Port {port} of {host} is in use" if in_use else f"Cannot listen at {host} port {port}: {error}"
@@ -68,12 +58,12 @@ class _Process(uvicorn.Server):
         self._log = log
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal ends the server when requests under way are done, a second one without them."""
+        """Stop when requests under way are done; at a second signal, at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and leave a while after the end."""
+        """Serve; a few seconds after the end, exit even if threads still run."""
         try:
             await super().serve(sockets=sockets)
         finally:

@@ -1,4 +1,4 @@
-"""The scorers of a server: each is one object for all indexes, and counted.
+"""The scorers of a server: one object per scorer for all indexes, with its calls counted, and checked for drift.
 
 Searches share calls in the loop of their scorer (`adacur.search.stepping`), documents to rerank in its queue
 (`adacur.scorers.calling.ascore`); both come before the counter.
@@ -6,12 +6,13 @@ Searches share calls in the loop of their scorer (`adacur.search.stepping`), doc
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import ScorerFailed
@@ -19,15 +20,24 @@ from adacur.core.money import Price
 from adacur.core.protocols import AsyncScorer, Items, PositionScorer, Scorer
 from adacur.core.records import Pair, Query
 from adacur.core.scores import PairsAt
+from adacur.index import Drift, drift_now
 from adacur.scorers.cached import past_cache
 from adacur.scorers.metered import tokens_and_units
 from adacur.scorers.prices import counts_exactly, price_of
 from adacur.scorers.shared_batches import shares_calls
+from adacur.serving.failures import Refusal
+from adacur.serving.indexes import Served
 from adacur.serving.metrics import Metrics
+from adacur.serving.settings import ServerSettings
+
+# Scorer calls of a check.
+_PAIRS = 8
+# A check that is asked for again within this time repeats its answer: asking must not be a way to spend.
+KEPT_SECONDS = 60.0
 
 
 class _Counted:
-    """A scorer whose calls are counted, and made one after another: a model may not be safe in two threads."""
+    """A scorer whose calls are counted, and made one at a time: a model may not be thread-safe."""
 
     def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None = None) -> None:
         self.scorer = scorer
@@ -51,7 +61,7 @@ class _Counted:
     @contextmanager
     def _counting(self, pairs: Sequence[Pair]) -> Iterator[None]:
         name = self.card.name
-        # Where nothing is paid, no item is read or tokenised a second time, only to count it.
+        # Where nothing is paid, no item is read or tokenised a second time just to count its tokens.
         is_free = self.price is None and (isinstance(pairs, PairsAt) or counts_exactly(self.scorer))
         tokens, units = (0, 0) if is_free else tokens_and_units(self, pairs)
         self._metrics.scorer_tokens.labels(name).inc(tokens)
@@ -62,19 +72,18 @@ class _Counted:
         self._metrics.scorer_pairs.labels(name).observe(len(pairs))
         try:
             yield
-        except Exception:
+        except (Exception, SystemExit) as error:
             self._metrics.scorer_failures.labels(name).inc()
+            if isinstance(error, SystemExit):
+                # The server goes on.
+                raise ScorerFailed(f"Scorer {name!r} tried to end the process: exit({error.code!r}).") from error
             raise
-        except SystemExit as error:
-            # A scorer may try to end the process; the server goes on.
-            self._metrics.scorer_failures.labels(name).inc()
-            raise ScorerFailed(f"Scorer {name!r} tried to end the process: exit({error.code!r}).") from error
         finally:
             self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
 
 
 class _CountedAtOnce(_Counted):
-    """One that runs calls side by side by itself, such as a service: all requests call it at once."""
+    """A counted scorer that handles concurrent calls itself, such as a service."""
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
@@ -84,7 +93,7 @@ class _CountedAtOnce(_Counted):
 
 
 class ServedScorers:
-    """One counted scorer per scorer: indexes that have the same one share its calls too."""
+    """One counted scorer per scorer, shared by all indexes that have it."""
 
     def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
         self._metrics = metrics
@@ -103,7 +112,7 @@ class ServedScorers:
 
 
 def uncached(scorer: Scorer) -> Scorer:
-    """A counted scorer without its cache, in the same turns: old scores do not say who answers today."""
+    """A counted scorer without its cache, with the same lock: cached scores do not show whether it has changed."""
     if not isinstance(scorer, _Counted):
         return scorer
     other = copy.copy(scorer)
@@ -112,10 +121,88 @@ def uncached(scorer: Scorer) -> Scorer:
 
 
 def _runs_side_by_side(scorer: Scorer) -> bool:
-    """Whether calls of this scorer, or of the one that it is wrapped around, are made at once when awaited at once."""
+    """Whether this scorer, and the innermost one that it wraps, handle concurrent calls when awaited."""
     inner = scorer
     while isinstance(wrapped := getattr(inner, "scorer", None), Scorer):
         inner = wrapped
-    # A plain function can be awaited too, but then its callers share a queue.
+    # A plain function can be awaited too, but its callers then share a queue.
     awaited = isinstance(scorer, AsyncScorer) and isinstance(inner, AsyncScorer)
     return awaited and bool(getattr(inner, "is_async", True))
+
+
+class ScorerWatch:
+    """Compares the scorer of each index with a few of the stored scores, periodically and on demand.
+
+    Each check is counted in `metrics` and logged as one line. `sleep` waits between checks.
+    """
+
+    def __init__(
+        self,
+        served: Mapping[str, Served],
+        *,
+        settings: ServerSettings,
+        metrics: Metrics,
+        log: Any,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._served, self._settings, self._metrics, self._log, self._sleep = served, settings, metrics, log, sleep
+        self._changed: set[str] = set()
+        self._last: dict[str, tuple[float, Drift]] = {}
+        self._turns = {name: asyncio.Lock() for name in served}
+
+    async def run(self) -> None:
+        """Check all scorers that can change, until cancelled."""
+        while self._settings.probe_seconds:
+            await self._sleep(self._settings.probe_seconds)
+            for one in self._served.values():
+                # A failure has been counted and logged, and may be temporary.
+                with suppress(Exception):
+                    if await asyncio.to_thread(_can_change, one):
+                        await self.check(one)
+
+    async def on_demand(self, one: Served) -> tuple[Drift, float]:
+        """The last check and its age in seconds, if that is less than a minute; otherwise a new one."""
+        async with self._turns[one.name]:
+            at, drift = self._last.get(one.name, (0.0, None))
+            if drift is None or time.monotonic() - at >= KEPT_SECONDS:
+                return await self._check(one), 0.0
+            return drift, time.monotonic() - at
+
+    async def check(self, one: Served) -> Drift:
+        """How far the scorer has drifted from the index, for 8 scorer calls."""
+        async with self._turns[one.name]:
+            return await self._check(one)
+
+    async def _check(self, one: Served) -> Drift:
+        if not one.index.anchor_queries:
+            message = "This index stores no scores to compare with, so any scorer fits it."
+            raise Refusal(422, "nothing_to_probe", message)
+        try:
+            # In a thread, since the scorer may have to be opened first.
+            drift = await asyncio.to_thread(lambda: drift_now(one.index.anchors, uncached(one.index.scorer), n=_PAIRS))
+        except Exception as error:
+            self._metrics.scorer_probes.labels(one.name, "failed").inc()
+            self._log.error("scorer not probed", index=one.name, exc_info=error)
+            raise
+        self._last[one.name] = time.monotonic(), drift
+        outcome = "same" if drift.same else "near" if drift.allowed else "changed"
+        self._metrics.scorer_probes.labels(one.name, outcome).inc()
+        self._metrics.scorer_drift.labels(one.name).set(drift.rms_over_std)
+        write = self._log.info if drift.allowed else self._log.error
+        write("scorer probed", index=one.name, outcome=outcome, drift=drift.in_words())
+        (self._changed.discard if drift.allowed else self._changed.add)(one.name)
+        return drift
+
+    def refuse_if_changed(self, one: Served) -> None:
+        """Refuse a search whose scorer has changed, where the settings ask for it."""
+        if self._settings.refuse_drift and one.name in self._changed:
+            message = (
+                "The scorer of this index has changed since the index was built. Searches are refused until the "
+                "scorer is restored or the index is rebuilt."
+            )
+            raise Refusal(503, "scorer_changed", message)
+
+
+def _can_change(one: Served) -> bool:
+    """Whether the scorer has no known weights, as a service has none."""
+    return bool(one.index.anchor_queries) and one.index.scorer.card.weights is None

@@ -1,4 +1,4 @@
-"""A search for a client: as one answer, or as an event per round; it stops spending when the client goes away."""
+"""A search for a client: as one answer, or as an event per round; it is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TITLE_CHARS = 80
 
 
 class Search:
-    """One query on its way; `last` holds its hits so far."""
+    """The search of one query; `last` holds its hits so far."""
 
     def __init__(self, plan: SearchPlan, query: Query, *, started: float, seconds: float) -> None:
         self.plan = plan
@@ -45,12 +45,12 @@ class Search:
 
     @property
     def calls(self) -> int:
-        """Scorer calls whose scores it has received."""
+        """Scorer calls whose scores have arrived."""
         return 0 if self.last is None else self.last.trace.calls
 
     @property
     def seconds_left(self) -> float:
-        """What is left of the time of its request."""
+        """Seconds left to its request."""
         return max(0.0, self.seconds - (time.monotonic() - self._started))
 
     async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
@@ -58,7 +58,7 @@ class Search:
         plan, options = self.plan, self.plan.options.copy()
         if plan.deadline is not None:
             budget = Budget.of(options["budget"] or len(plan.served.index))
-            # Even a late search scores something: an answer that is a little late beats none.
+            # Even a late search scores something: a slightly late answer beats none.
             deadline = max(0.001, plan.deadline - (self.seconds - self.seconds_left))
             options["budget"] = replace(budget, deadline=deadline)
         self.stopped = "unfinished"
@@ -79,7 +79,7 @@ class Search:
         except EmptyInput:
             if options["filter"] is None:
                 raise
-            # No item passes the filter: not an error to a client, whose filter is what a person chose on a page.
+            # No item passes the filter. That is not an error: a person may have chosen the filter on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
             self.stopped = "exhausted"
         except TimeoutError as error:
@@ -121,7 +121,7 @@ class Search:
         return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hit_rows(hits)}
 
     def partial(self) -> dict[str, Any]:
-        """What an error leaves of it."""
+        """The hits so far, to go beside an error."""
         return {"hits": [] if self.last is None else hit_rows(self.last), "calls": self.calls}
 
     def _trace(self, rounds: Sequence[Round]) -> list[dict[str, Any]]:
@@ -158,7 +158,7 @@ async def search_all(searches: list[Search]) -> list[dict[str, Any]]:
         refusal = as_refusal(error)
         if refusal.status >= 500:
             partial = [one.partial() for one in searches]
-            refusal.more = {**refusal.more, **(partial[0] if len(partial) == 1 else {"results": partial})}
+            refusal.more = partial[0] if len(partial) == 1 else {"results": partial}
         raise refusal from error
     finally:
         for task in tasks:
@@ -170,14 +170,14 @@ async def search_all(searches: list[Search]) -> list[dict[str, Any]]:
 class SearchStream(EventSourceResponse):
     """A search as server-sent events: start, round after round, and done or error.
 
-    FastAPI streams by itself only from routes that do nothing else; here one route answers in JSON too, and a
-    request that is refused must have its status.
+    FastAPI's own streaming takes a whole route; this route answers in JSON too, and a refused request must have an
+    error status.
     """
 
     def __init__(
         self, search: Search, *, turns: Turns, settings: dict[str, Any], ended: Callable[[Exception | None], None]
     ) -> None:
-        # A proxy that gathers a whole answer before it passes it on would spoil the stream.
+        # A proxy that buffers the whole answer would spoil the stream.
         super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._search = search
         self._turns = turns
@@ -190,7 +190,7 @@ class SearchStream(EventSourceResponse):
                 async with asyncio.timeout(self._search.seconds_left + _SECONDS_TO_READ):
                     await self.stream_response(send)
             except TimeoutError:
-                # A client that does not read its answer must not keep its turn.
+                # A client that does not read its answer must not hold a turn.
                 raise ClientGone from None
 
         async with aclosing(self.body_iterator):  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""What a server allows, and how it behaves: every limit has a default that works."""
+"""Limits, keys and switches of a server; every default works."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 class ServerSettings:
     """Limits, keys and switches of a server.
 
-    - `max_…`: the most of one request;
+    - `max_…`: limits of one request;
     - `concurrency`, `queue`: requests that run and that wait at a time; further ones are refused with 429;
     - `seconds`: the most that a request may take, waiting included;
     - `grace_seconds`: the time that requests under way have to finish when the server stops;
     - `api_keys`: if given, every request that searches needs one of them;
-    - `allowed_hosts`: names, without ports, that a request's Host header may have beside localhost and loopback
+    - `allowed_hosts`: names, without ports, that a request's Host header may have besides localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
     - `log_queries`: whether texts of queries go into the log;
     - `recall_queries`: anchor queries that a curve of recall is measured on;

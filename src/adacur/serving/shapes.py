@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of answers: searches and errors. docs/serve.md shows the other routes' answers."""
+"""Answers of searches and errors, for the OpenAPI document. docs/serve.md shows those of the other routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns: a limited number of requests run at a time, some more wait, and further ones are refused."""
+"""Turns: some requests run at a time, some more wait in a queue, and further ones are refused."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Turns:
         self.running = 0
 
     async def run(self, work: Callable[[], Awaitable[Answer]], *, receive: Receive, seconds: float) -> Answer:
-        """The result of some work, in turn; the work is cancelled when the client hangs up first.
+        """The result of some work, in its turn; the work is cancelled when the client disconnects.
 
-        Waiting for a turn for more than `seconds` is answered with 504.
+        A request that waits for its turn for more than `seconds` is answered with 504.
         """
 
         async def in_turn() -> Answer:
@@ -66,9 +66,9 @@ class Turns:
             self._free.release()
 
     def check(self) -> None:
-        """Refuse a request that would have to wait beyond the queue."""
+        """Refuse a request for which the queue has no place."""
         if self._free.locked() and self.waiting >= self._queue:
-            message = f"{self.running} requests are under way and {self.waiting} wait. Try again in a second."
+            message = f"{self.running} requests are running and {self.waiting} wait. Try again in a second."
             raise Refusal(429, "too_busy", message, headers={"Retry-After": "1"})
 
 

@@ -2,8 +2,7 @@
 
 - material.py: the items, queries and judgements of a folder; draws that a second run repeats.
 - planning.py: how much a few minutes allow, measured before anything else.
-- measuring.py: what was scored, and the quality and recall of every way to search within it.
-- anchors.py: what anchor queries save, by leaving each query out of a grid that is scored in full.
+- measuring.py: what was scored, the quality and recall of every way to search within it, and what anchor queries save.
 - advice.py: the answers in words, with intervals and commands.
 - trial.py: `try_collection`, which does it all.
 """

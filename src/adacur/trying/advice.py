@@ -1,4 +1,4 @@
-"""What a trial advises: a choice, why in a sentence, how certain that is, and the commands to go on with."""
+"""What a trial advises: a choice, the reason in a sentence, its certainty, and the commands to go on with."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from adacur.evaluation.depths import typed_source
 from adacur.evaluation.runs import bootstrap_interval
 from adacur.first_stages.joined import SEPARATOR
 from adacur.scorers.consent import why_consent
-from adacur.trying.anchors import Saving, saving
-from adacur.trying.measuring import Measured
+from adacur.trying.measuring import Measured, Saving, saving
 from adacur.tuning.judged import WEIGHTS, is_gain, loses_nothing
 from adacur.tuning.settings import best_stage, gains
 
@@ -29,6 +28,8 @@ from adacur.tuning.settings import best_stage, gains
 _FEW_ANCHORS = 20
 # A smaller difference of nDCG@10 does not speak against a first stage.
 _MATTERS = 0.01
+# Anchor queries that make searches cheaper by less than this factor are not worth their price.
+_SAVES_LITTLE = 1.02
 _TRAIN = ("qrels/train.tsv", "qrels.train.tsv")
 _DEFAULT_SCORER, _DEFAULT_ENCODER = "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5"
 
@@ -57,7 +58,7 @@ class Advice:
         self.is_judged = measured.is_judged
 
     def answers(self, *, anchors: bool = True) -> Iterator[Answer]:
-        """In the order in which one would ask; `anchors` says whether also of anchor queries, which takes searches."""
+        """In the order in which one would ask; `anchors=False` leaves out the anchor index, which takes searches."""
         yield self._scorer()
         yield self._first()
         yield self._budget()
@@ -74,20 +75,16 @@ class Advice:
         """The first stage: of those whose judged quality is not certainly below the best, the one that finds most."""
         largest, usable = self.plan.budget, list(self.measured.stages)
         if self.is_judged:
-            every = np.ones(len(self.measured.queries), dtype=np.bool_)
-            quality = {
-                name: _present(self.measured.reranked(name, largest, self._weight(name, every))) for name in usable
-            }
+            quality = {name: _judged(self.measured.reranked(name, largest, self._weight(name))) for name in usable}
             best = max(usable, key=lambda name: float(quality[name].mean()))
-            losses = {name: _mean(quality[best] - quality[name]) for name in usable}
+            losses = {name: _interval(quality[best] - quality[name]) for name in usable}
             usable = [name for name, (mean, low, _) in losses.items() if low <= 0 or mean < _MATTERS]
         return str(best_stage({name: self.recalls(name, largest) for name in usable}))
 
     @cached_property
     def fuse(self) -> float:
         """The weight of the first stage in the order; 0 where no gain can be seen, or none on unseen queries."""
-        every = np.ones(len(self.measured.queries), dtype=np.bool_)
-        return self._weight(self.first, every) if self.is_judged and self.fuse_gain[0] > 0 else 0.0
+        return self._weight(self.first) if self.is_judged and self.fuse_gain[0] > 0 else 0.0
 
     @cached_property
     def fuse_gain(self) -> tuple[float, float, float]:
@@ -97,7 +94,7 @@ class Advice:
         for half in (np.arange(len(plain)) % 2 == 0, np.arange(len(plain)) % 2 == 1):
             weight = self._weight(self.first, ~half)
             unseen[half] = self.measured.reranked(self.first, self.plan.budget, weight)[half]
-        return _mean(unseen - plain)
+        return _interval(unseen - plain)
 
     @property
     def n_anchors(self) -> int:
@@ -110,16 +107,24 @@ class Advice:
         if not self.is_judged:
             return self.plan.budget
         largest = self.quality(self.plan.budget)
-        return next(n for n in self.measured.budgets() if loses_nothing(_present(self.quality(n) - largest)))
+        return next(n for n in self.measured.budgets() if loses_nothing(_judged(self.quality(n) - largest)))
+
+    @cached_property
+    def search_gains(self) -> tuple[FloatArray, FloatArray | None]:
+        """What a search without anchor queries gains over re-ranking: recall, and judged quality where it is known."""
+        measured, first = self.measured, self.measured.stages[-1]
+        recall = measured.recalls(measured.searched) - self.recalls(first, self.plan.budget)
+        if not self.is_judged:
+            return recall, None
+        return recall, _judged(measured.found(first) - measured.reranked(first, self.plan.budget))
 
     @cached_property
     def searches(self) -> bool:
-        """Whether predicting finds visibly more than re-ranking at equal calls, and the judges do not mind."""
+        """Whether a search finds visibly more than re-ranking at equal calls, and the judges see no loss."""
         if not self.measured.searched:
             return False
-        by_judges = self._found_quality()
-        more = gains(self._found_recall())
-        return more and (by_judges is None or not gains(-by_judges))
+        recall, quality = self.search_gains
+        return gains(recall) and (quality is None or not gains(-quality))
 
     @cached_property
     def depths(self) -> DepthVerdict:
@@ -127,7 +132,12 @@ class Advice:
         steps = self.measured.budgets()
         alone, every = self.measured.alone(self.first), self.measured.everything()
         values = [alone, *(self.measured.reranked(self.first, n) for n in steps), every]
-        return depth_verdict([0, *map(self.plan.whole, steps), None], [_present(one) for one in values])
+        return depth_verdict([0, *map(self.plan.whole, steps), None], [_judged(one) for one in values])
+
+    @property
+    def depth_gains_nothing(self) -> bool:
+        """Whether the judges see no gain at greater depth."""
+        return self.is_judged and self.depths.kind in ("mend", "stay")
 
     @cached_property
     def saving(self) -> Saving | None:
@@ -143,7 +153,7 @@ class Advice:
         return self.measured.reranked(self.first, budget, self.fuse)
 
     def questions_to_break_even(self, ratio: float) -> float:
-        """From how many questions on anchor queries cost less than they save; infinite where they save nothing."""
+        """The number of questions from which anchor queries pay off; infinite where they save nothing."""
         saved = (ratio - 1) * self.plan.whole(self.budget)
         return self.saving.n_anchors * self.plan.n_items / saved if self.saving and saved > 0 else math.inf
 
@@ -155,7 +165,7 @@ class Advice:
             (self.measured.alone(name) for name in self.measured.stages), key=lambda one: float(np.nanmean(one))
         )
         reranked = self.measured.reranked(self.first, self.plan.budget, self.fuse)
-        change = _mean(reranked - alone)
+        change = _interval(reranked - alone)
         choice = "yes" if change[1] > 0 else "no" if change[2] < 2 * _MATTERS else "unclear"
         said = {
             "yes": "Worth its calls",
@@ -164,18 +174,18 @@ class Advice:
         }[choice]
         words = (
             f"{said}. {JUDGED} {np.nanmean(alone):.3f} without it, {np.nanmean(reranked):.3f} with it"
-            f"{f' and fuse {self.fuse:g}' if self.fuse else ''}: {_told(change)}."
+            f"{f' and fuse {self.fuse:g}' if self.fuse else ''}: {_change(change)}."
         )
         return Answer("scorer", choice, words, *change)
 
     def _first(self) -> Answer:
         largest = self.plan.budget
-        recalls = {name: _mean(self.recalls(name, largest)) for name in self.measured.stages}
+        recalls = {name: _interval(self.recalls(name, largest)) for name in self.measured.stages}
         mean, low, high = recalls[self.first]
         others = ", ".join(f"{name} {of[0]:.2f}" for name, of in recalls.items() if name != self.first)
         words = (
             f"{self.first}: re-ranking its best {self.plan.whole(largest)} has {mean:.2f} ({low:.2f} to {high:.2f}) of "
-            f"the scorer's best {self._k()}{f'; {others}' if others else ''}."
+            f"the scorer's best {self.plan.whole(self.plan.k)}{f'; {others}' if others else ''}."
         )
         if self.is_judged and len(recalls) > 1:
             quality = {name: self.measured.reranked(name, largest) for name in recalls}
@@ -192,30 +202,31 @@ class Advice:
         if self.is_judged:
             qualities = [self.quality(n) for n in steps]
             figures = f"{JUDGED} {_row([float(np.nanmean(one)) for one in qualities], '.3f')}; {figures}"
-            lost = _mean(self.quality(self.budget) - self.quality(self.plan.budget))
+            lost = _interval(self.quality(self.budget) - self.quality(self.plan.budget))
             if self.budget < self.plan.budget:
-                words += f": the judges see no loss against {self.plan.whole(self.plan.budget)}, {_told(lost)}"
+                words += f": the judges see no loss against {self.plan.whole(self.plan.budget)}, {_change(lost)}"
         words += f". At {_row([self.plan.whole(n) for n in steps], 'd')} calls: {figures}."
         return Answer("budget", spend, words, *(lost or ()))
 
     def _fuse(self) -> Answer:
-        gain = self.fuse_gain
-        if not self.fuse:
-            words = f"None: no weight of {self.first} in the order gained visibly, {_told(gain)}."
+        gain = _change(self.fuse_gain)
+        if self.fuse:
+            words = f"{self.fuse:g} for {self.first} in the order: {JUDGED} {gain} over the scorer's own order."
         else:
-            words = f"{self.fuse:g} for {self.first} in the order: {JUDGED} {_told(gain)} over the scorer's own order."
-        return Answer("fuse", self.fuse, words, *gain)
+            words = f"None: no weight of {self.first} in the order gained visibly, {gain}."
+        return Answer("fuse", self.fuse, words, *self.fuse_gain)
 
     def _method(self) -> Answer:
         if not self.measured.searched:
             words = "Re-ranking: without dense vectors or anchor queries there is nothing to predict from."
             return Answer("method", "rerank", words)
-        more, judged = _mean(self._found_recall()), self._found_quality()
-        by_judges = "" if judged is None else f", {JUDGED} {_told(_mean(judged))}"
+        recall, quality = self.search_gains
+        more = _interval(recall)
+        by_judges = "" if quality is None else f", {JUDGED} {_change(_interval(quality))}"
         name = "Searching (predict, score, predict)" if self.searches else "Re-ranking"
         words = (
             f"{name}: at {self.plan.whole(self.plan.budget)} calls and without anchor queries, searching changes "
-            f"recall by {_told(more)}{by_judges}."
+            f"recall by {_change(more)}{by_judges}."
         )
         return Answer("method", "gaussian" if self.searches else "rerank", words, *more)
 
@@ -230,7 +241,7 @@ class Advice:
             f"{_rounded(saved.high * spend)}) find without"
         )
         at, early, late = map(self.questions_to_break_even, (saved.ratio, saved.high, saved.low))
-        if saved.high <= 1.02:
+        if saved.high <= _SAVES_LITTLE:
             return Answer("anchor index", "no", f"No: {found}.", at, early, late)
         until = "never" if math.isinf(late) else f"{_rounded(late):,}"
         by_recall = (
@@ -239,7 +250,7 @@ class Advice:
             else f"{found}: they may never pay, or from {_rounded(early):,} questions on: too few queries to tell"
         )
         choice, verdict = "by number of questions", ""
-        if self.is_judged and self.depths.kind in ("mend", "stay"):
+        if self.depth_gains_nothing:
             choice, verdict = "no", "Not by the judges, who see no gain at greater depth. By recall: "
         return Answer("anchor index", choice, f"{verdict}{by_recall}.", at, early, late)
 
@@ -249,24 +260,14 @@ class Advice:
         figures = (deepest.difference, deepest.low, deepest.high) if deepest else ()
         return Answer("depth", self.depths.kind, f"{verdict[:1].upper()}{verdict[1:]}", *figures)
 
-    def _weight(self, first: str, among: BoolArray) -> float:
+    def _weight(self, first: str, among: BoolArray | slice = slice(None)) -> float:
+        """The weight of a first stage in the order that these queries would choose; 0 where none is visibly better."""
+
         def quality(fuse: float) -> FloatArray:
-            return _present(self.measured.reranked(first, self.plan.budget, fuse)[among])
+            return _judged(self.measured.reranked(first, self.plan.budget, fuse)[among])
 
         best = max(WEIGHTS, key=lambda fuse: float(quality(fuse).mean()))
         return best if is_gain(quality(best) - quality(0.0)) else 0.0
-
-    def _found_recall(self) -> FloatArray:
-        return self.measured.recalls(self.measured.searched) - self.recalls(self.measured.stages[-1], self.plan.budget)
-
-    def _found_quality(self) -> FloatArray | None:
-        if not self.is_judged:
-            return None
-        first = self.measured.stages[-1]
-        return _present(self.measured.found(first) - self.measured.reranked(first, self.plan.budget))
-
-    def _k(self) -> int:
-        return self.plan.whole(self.plan.k)
 
 
 def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: Path) -> tuple[str, ...]:
@@ -293,8 +294,8 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
         f"{fuse}{named}",
     ]
     saved = advice.saving
-    more = saved is not None and saved.high > 1.02 and saved.n_anchors > advice.n_anchors
-    if saved is not None and more and not (advice.is_judged and advice.depths.kind in ("mend", "stay")):
+    may_pay = saved is not None and saved.high > _SAVES_LITTLE and not advice.depth_gains_nothing
+    if saved is not None and may_pay and saved.n_anchors > advice.n_anchors:
         lines.append(f"adacur build {source} {index}{queries} -n {saved.n_anchors}{flags} --dry-run")
     if advice.is_judged and advice.depths.kind == "unclear" and plan.n_judged < material.n_judged:
         lines.append(f"{again}{scorer}{cut} --minutes 30")
@@ -303,16 +304,18 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     return tuple(lines)
 
 
-def _present(values: FloatArray) -> FloatArray:
+def _judged(values: FloatArray) -> FloatArray:
+    """The values of judged queries: those of others are NaN."""
     return values[~np.isnan(values)]
 
 
-def _mean(values: FloatArray) -> tuple[float, float, float]:
-    present = np.round(_present(values), 9)
-    return float(present.mean()), *bootstrap_interval(present)
+def _interval(values: FloatArray) -> tuple[float, float, float]:
+    """The mean of the judged queries and its 95 % interval."""
+    judged = np.round(_judged(values), 9)
+    return float(judged.mean()), *bootstrap_interval(judged)
 
 
-def _told(change: tuple[float, float, float]) -> str:
+def _change(change: tuple[float, float, float]) -> str:
     mean, low, high = change
     return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
@@ -334,10 +337,10 @@ def table(advice: Advice) -> Mapping[str, Any]:
     for name in measured.stages:
         for budget in measured.budgets():
             row: dict[str, Any] = {"first": name, "budget": plan.whole(budget)}
-            row["recall"] = _mean(advice.recalls(name, budget))
+            row["recall"] = _interval(advice.recalls(name, budget))
             if advice.is_judged:
-                row[JUDGED] = _mean(measured.reranked(name, budget))
+                row[JUDGED] = _interval(measured.reranked(name, budget))
             rows.append(row)
-    alone = {name: _mean(measured.alone(name)) for name in measured.stages} if advice.is_judged else {}
+    alone = {name: _interval(measured.alone(name)) for name in measured.stages} if advice.is_judged else {}
     depths = advice.depths if advice.is_judged else None
     return {"rerank": rows, "alone": alone, "saving": advice.saving, "depths": depths}

@@ -1,4 +1,4 @@
-"""What a folder holds to try on: items, queries, judgements; of large ones a sample, the same each time."""
+"""The items, queries and judgements of a folder; of large ones a sample, the same each time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from adacur.evaluation.collection import missing_items, plain_text
 from adacur.evaluation.searchability import telling_queries
 
 MOST_QUERIES, MOST_PSEUDO = 200, 100
-# Texts that are held at once; of more items, a random sample of as many is.
+# The most items held in memory; of more, a random sample is.
 _HELD_ITEMS = 50_000
-# With fewer, scoring each of them is the search.
+# With fewer items, a search may as well score all of them.
 _FEWEST_ITEMS = 30
 
 
@@ -29,8 +29,7 @@ class Material:
     """Items and queries to try on, each in an order of which any first part is a random sample.
 
     `source` is what `adacur build` reads, `queries_file` what its --anchors does. `n_items` counts all items, of which
-    `items` may be a sample that has everything judged relevant. Judged queries come first. `pseudo` queries were cut
-    from the items. `n_judged` counts all judged queries.
+    `items` may be a sample that has everything judged relevant. Judged queries come first; `n_judged` counts all.
     """
 
     name: str
@@ -40,25 +39,18 @@ class Material:
     items: ItemList
     queries: tuple[Query, ...]
     qrels: Mapping[str, Mapping[str, int]]
-    n_queries: int
     n_judged: int
-    pseudo: bool
     notes: tuple[str, ...]
 
-    @property
-    def share(self) -> float:
-        """The share of all items that is used."""
-        return len(self.items) / self.n_items
-
     def cut(self, n: int, *, n_queries: int) -> Material:
-        """With n of the items and all that is judged relevant, whichever queries are used: vectors of it are kept."""
+        """With the first n items, everything judged relevant to any query, and the first `n_queries` queries."""
         needed = {id_ for grades in self.qrels.values() for id_, grade in grades.items() if grade > 0}
         drawn = (item for at, item in enumerate(self.items) if at < n or item.id in needed)
         return replace(self, items=ItemList(drawn), queries=self.queries[:n_queries])
 
 
 def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0) -> Material:
-    """The items of a folder or file, at most as many of its queries, else pseudo-queries, and judgements if any."""
+    """The items of a folder or file, judgements if any, and at most `most` queries: pseudo-queries if it has none."""
     folder = Path(folder)
     source, queries_file = _files(folder)
     asked = list(read_queries(queries_file)) if queries_file else []
@@ -74,18 +66,18 @@ def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0
     items, n_items = _held(source, wanted, seed=seed)
     if n_items < _FEWEST_ITEMS:
         raise InputError(
-            f"{source} has {n_items} items, and there is nothing to choose for fewer than {_FEWEST_ITEMS}: score each "
-            "of them (adacur build … -n 0, then adacur search … --method exact)."
+            f"A trial needs at least {_FEWEST_ITEMS} items; {source} has {n_items}. Score each of them instead (adacur "
+            "build … -n 0, then adacur search … --method exact)."
         )
-    pseudo = not candidates
-    if pseudo:
+    notes = []
+    if not candidates:
+        notes.append("There are no queries, so sentences and titles of the items stand in: real ones may differ.")
         candidates = _pseudo(items, min(most, MOST_PSEUDO), seed=seed)
     grades = {query.id: qrels[query.id] for query in candidates if query.id in qrels}
     # Checks that ids are unique and that judgements are of these queries.
     collection = JudgedCollection(folder.resolve().name, items, asked or candidates, qrels)
     held = ItemList(items)
     usable = telling_queries(candidates, held, grades)
-    notes = []
     if grades and not usable:
         raise InputError(
             f"None of the {len(wanted):,} judged items of {len(grades)} queries is in {source} (e.g. "
@@ -93,8 +85,6 @@ def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0
         )
     if lost := len(missing_items(replace(collection, queries=candidates, qrels=grades))) if grades else 0:
         notes.append(f"{lost:,} of {len(wanted):,} judged items are not in {source.name}, or have no text.")
-    if pseudo:
-        notes.append("There are no queries, so sentences and titles of the items stand in: real ones may differ.")
     judged_first = [query for query in candidates if query in usable]
     others = [query for query in candidates if query.id not in grades]
     return Material(
@@ -105,9 +95,7 @@ def read_material(folder: str | Path, *, most: int = MOST_QUERIES, seed: int = 0
         items=held,
         queries=(*judged_first, *others),
         qrels={query.id: grades[query.id] for query in judged_first},
-        n_queries=len(asked),
         n_judged=len(judged),
-        pseudo=pseudo,
         notes=tuple(notes),
     )
 
@@ -142,7 +130,7 @@ def _drawn(queries: list[Query], most: int, *, seed: int) -> list[Query]:
 
 
 def _held(source: Path, wanted: set[str], *, seed: int) -> tuple[list[Item], int]:
-    """Items in random order, and how many there are; of more than can be held a sample, and all that are wanted."""
+    """Items in random order, and how many the file has; of large files a sample, and all whose ids are `wanted`."""
     draw, n_items = random.Random(seed), 0
     kept: list[Item] = []
     needed: list[Item] = []

@@ -1,8 +1,9 @@
 """What a trial scored, and what follows from it: quality and recall of every way to search within it.
 
-Of each query the scores of a few hundred items are known: the first stages' best, what a search found and everything
-judged relevant are its pool; others were drawn at random, and stand for all that is not in the pool. So it can be
-estimated how many items beyond the pool the scorer would put above one in it, without scoring them all.
+For each query the scores of a few hundred items are known. Its pool is the first stages' best, what a search found, and
+everything judged relevant; other items were drawn at random and stand for all that is not in the pool. They show how
+many items beyond the pool the scorer would rank above one in it, without scoring them all. What anchor queries save is
+measured on the random items alone, with each query left out of the anchors in turn.
 """
 
 from __future__ import annotations
@@ -23,21 +24,33 @@ from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
 from adacur.core.scores import score_pairs
 from adacur.evaluation.comparison import FEWEST_QUERIES, JUDGED
-from adacur.evaluation.measures import judged_quality
+from adacur.evaluation.measures import judged_quality, top_k_recall
 from adacur.evaluation.searchability import telling_queries
+from adacur.first_stages import BM25, Dense
 from adacur.first_stages.placing import best_by_id
 from adacur.index import AnchorTable
+from adacur.scorers import MatrixScorer
 from adacur.search import AnchorIndex
 from adacur.search.fusion import LISTED, Fusion, listed_by
 from adacur.trying.material import Material
 from adacur.trying.planning import TrialPlan
+from adacur.tuning import replay
 
 _SHOWN = 10
 _PREDICTS = "gaussian"
+# The best k of the grid, and the calls to find them: fewer are closer to the top of all items, more are less noisy.
+_GRID_SEARCHES = ((2, 10), (2, 20), (5, 25), (5, 50))
+# A search that scores more of the grid than this share has nothing left to find.
+_MOST_OF_GRID = 0.25
+_FEWEST_TO_COMPARE = 10
+# Compared with searches of whole collections, estimates from a grid were off by about this factor (docs/try.md).
+_GRID_ERROR = 1.5
+_MULTIPLES = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
+_RESAMPLES = 400
 
 
 class Remembering:
-    """A scorer that keeps what it said of each query and item of a trial: `scores` is NaN elsewhere."""
+    """A scorer that keeps the scores of a trial, queries × items; those not asked for are NaN."""
 
     def __init__(self, scorer: Scorer, material: Material, *, bar: tqdm | None = None) -> None:
         self._scorer = scorer
@@ -112,8 +125,8 @@ class Measured:
             known = np.flatnonzero(~np.isnan(self.scores[row]))
             known = known[np.argsort(-self.scores[row, known], kind="stable")]
             self._known.append((known, np.where(pool[known], 1.0, stands_for)))
-        # One query's few random items hardly ever hold one of its best. Those of all queries together, measured from
-        # the tenth best of each query's pool, tell how many items beyond the pool lie above a score.
+        # One query's few random items hardly ever include one of its best. Pooled over all queries, with scores taken
+        # relative to the tenth best of each query's pool, they show how many items beyond the pool lie above a score.
         scores = np.concatenate(outside)
         order = np.argsort(-scores, kind="stable")
         above = np.concatenate([[0.0], np.cumsum(np.concatenate(weights)[order])]) / len(self.queries)
@@ -162,9 +175,9 @@ class Measured:
             self._qualities[key] = self._judge([self._best(row, at, first, fuse) for row, at in enumerate(scored)])
         return self._qualities[key]
 
-    def found(self, first: str, fuse: float = 0.0) -> FloatArray:
+    def found(self, first: str) -> FloatArray:
         """Judged quality of what a search without anchor queries found."""
-        return self._judge([self._best(row, at, first, fuse) for row, at in enumerate(self.searched)])
+        return self._judge([self._best(row, at, first, 0.0) for row, at in enumerate(self.searched)])
 
     def everything(self) -> FloatArray:
         """Judged quality if all items were scored: those beyond the pool push others down, and are not relevant."""
@@ -206,7 +219,7 @@ def measure(
     calls: int | None = None,
     progress: bool = False,
 ) -> Measured:
-    """Score what the plan says, query by query, until `seconds` are over or the next one could take too many calls."""
+    """Score what the plan says, query by query, until `seconds` have passed or the next one could exceed `calls`."""
     started = time.monotonic()
     items, queries = material.items, material.queries
     with tqdm(total=plan.pairs, desc="scoring", unit=" pairs", unit_scale=True, disable=not progress) as bar:
@@ -230,11 +243,11 @@ def measure(
                 hits = index.search(query, min(_SHOWN, plan.budget), **options)
                 searched.append(np.concatenate([round_.positions for round_ in hits.trace.rounds]))
             done = row + 1
-            # A slow hour must not make an hour of the minutes that were promised.
+            # The time promised holds even where the scorer has become slower than it was timed.
             if time.monotonic() - started > seconds and done >= min(FEWEST_QUERIES, len(queries)):
                 break
         if not done:
-            raise InputError(f"{calls:,} calls do not pay for one query of this trial. Give more.")
+            raise InputError(f"{calls:,} calls are not enough for one query of this trial. Give more.")
         bar.total = bar.n
     return Measured(
         material=material,
@@ -246,3 +259,65 @@ def measure(
         searched=searched,
         calls=asked.calls,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """With `n_anchors` anchor queries a search needs 1 / `ratio` of the calls for the same recall; and its interval.
+
+    `recall` and `without` are the means at equal calls, with anchor queries and without.
+    """
+
+    n_anchors: int
+    ratio: float
+    low: float
+    high: float
+    recall: float
+    without: float
+
+
+def saving(measured: Measured, first: str) -> Saving | None:
+    """How many times the calls searches without anchor queries need; None where there are too few queries or items."""
+    grid, queries = measured.plan.grid, measured.queries
+    tried = [(k, budget) for k, budget in _GRID_SEARCHES if budget <= _MOST_OF_GRID * grid]
+    if len(queries) < _FEWEST_TO_COMPARE or not tried:
+        return None
+    items, scores = list(measured.table.items), measured.scores[:, :grid]
+    stages: dict[str, Any] = {"bm25": BM25.build(items)}
+    vectors = measured.index.snapshot.item_vectors()
+    if vectors is not None:
+        encoder = measured.index.first_stage("dense").source.open_encoder()
+        rows = np.asarray(vectors.rows(np.arange(grid)), dtype=np.float32)
+        stages["dense"] = Dense.from_embeddings([item.id for item in items], rows, encoder=encoder)
+    without = AnchorIndex.from_items(items, scorer=MatrixScorer(queries, items, scores), first=stages)
+    with_anchors = AnchorIndex(measured.table, first=stages)
+    methods = ("rerank", "gaussian") if vectors is not None else ("rerank",)
+    cells = []
+    for k, budget in tried:
+        steps = sorted({max(k, round(budget * times)) for times in _MULTIPLES if budget * times < grid})
+        by_query = top_k_recall(replay(with_anchors, queries, k, budget=budget, first=first), scores, k=k)
+        curves = []
+        for method in methods:
+            hits = [without.search(queries, k, budget=step, method=method, first=first) for step in steps]
+            # Scoring everything finds everything.
+            curves.append([*(top_k_recall(one, scores, k=k) for one in hits), np.ones(len(queries))])
+        cells.append((budget, [*steps, grid], np.array(curves), by_query))
+    draws = np.random.default_rng(0).integers(len(queries), size=(_RESAMPLES, len(queries)))
+    ratios = [_ratio(cells, draw) for draw in draws]
+    off = 1.0 if grid == measured.plan.n_items else _GRID_ERROR
+    low, high = np.quantile(ratios, [0.025, 0.975]) * (1 / off, off)
+    found = np.mean([cell[3] for cell in cells])
+    free = np.mean([curves[:, steps.index(budget)].mean(axis=1).max() for budget, steps, curves, _ in cells])
+    every = np.arange(len(queries))
+    return Saving(len(queries) - 1, _ratio(cells, every), float(low), float(high), float(found), float(free))
+
+
+def _ratio(cells: list[tuple[int, list[int], FloatArray, FloatArray]], queries: Any) -> float:
+    """The geometric mean of calls without anchor queries to calls with them, at equal mean recall of these queries."""
+    logs = []
+    for budget, steps, curves, found in cells:
+        free = np.maximum.accumulate(curves[:, :, queries].mean(axis=2).max(axis=0))
+        # Recall rises with the logarithm of the calls, nearly on a line.
+        needed = np.interp(found[queries].mean(), free + 1e-9 * np.arange(len(free)), np.log(steps))
+        logs.append(needed - np.log(budget))
+    return float(np.exp(np.mean(logs)))

@@ -1,4 +1,4 @@
-"""What a few minutes allow: the scorer and the encoder are timed on a handful, and the sizes follow."""
+"""How much a few minutes allow: the scorer and the encoder are timed on a sample, and the sizes follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ K, BUDGET = 10, 100
 _SAMPLE = 512
 _TIMING = 0.02
 _MOST_TIMED = 3.0
-# Encoding may take this much of the time; then fewer items are used.
+# Encoding may take this share of the time; if it would take more, fewer items are used.
 _ENCODING = 0.4
 _SPARE = 0.9
 # Calls per question and items of the grid, in the order in which they are given up where time is short.
@@ -30,7 +30,7 @@ _BEYOND = 0.3
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """What will be done, before it is: the sizes, the pairs to score, and how long that takes.
+    """What a trial will do: the sizes, the pairs to score, and how long that takes.
 
     `n_used` of `n_items` items are used. Each of `n_queries` queries is scored against the first stages' best
     `budget`, and against `grid` items drawn at random. Timing the scorer took `timed` calls. Quantities of the sample
@@ -86,9 +86,9 @@ def plan_trial(
     calls: int | None = None,
     seed: int = 0,
 ) -> tuple[TrialPlan, Material]:
-    """The plan for these minutes, at most as many items and calls, and what of the material it uses."""
+    """The plan for this time and at most this many items and calls, and the part of the material that it uses."""
     if not 0 < minutes < float("inf"):
-        raise InputError(f"minutes must be positive: how long a trial may take; got {minutes}.")
+        raise InputError(f"minutes, the time that a trial may take, must be positive; got {minutes}.")
     seconds, texts = 60 * minutes, list(material.items)
     timing = min(_MOST_TIMED, _TIMING * seconds)
     # A scorer that is paid for is timed on few pairs.
@@ -153,7 +153,7 @@ def plan_trial(
 
 
 def _steady(n: float) -> int:
-    """The next smaller of 1, 2, 3, 4, 6, 8, 12 …: what a second run measures a little differently, it uses again."""
+    """Rounded down to 1, 2, 3, 4, 6, 8, 12 …, so that a second run with slightly other timings uses the same."""
     if n >= 2**62:
         return 2**62
     power = 1 << max(0, int(n).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""`try_collection`: one sample, scored once, and every answer that it gives."""
+"""`try_collection`: a sample is scored once, and every question answered from it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from adacur.trying.planning import TrialPlan, plan_trial
 class Trial:
     """What was tried, what it says, and how to go on.
 
-    `n_queries` of the plan's were scored within the limits. `calls` were paid for, besides timing; `known` pairs had
-    been scored by an earlier run. The first of `commands` makes `build_calls`. `figures` has all that the answers rest
-    on.
+    `n_queries` of the plan's queries were scored within the limits. `calls` were made, besides those for timing;
+    `known` pairs had been scored by an earlier run. The first of `commands` makes `build_calls`. `figures` has all
+    numbers behind the answers.
     """
 
     plan: TrialPlan
@@ -114,5 +114,5 @@ def _cached(scorer: Scorer, folder: Path) -> tuple[Scorer, tuple[str, ...]]:
     try:
         return Cached(scorer, folder / "scores.sqlite"), ()
     except InputError as error:
-        # Code that cannot be read in full would mix up two scorers.
+        # The cache could mix up two scorers whose code cannot be read in full.
         return scorer, (f"Scores are not kept for a second run: {error}",)

@@ -261,7 +261,7 @@ def test_adjusting_settings_does_not_read_the_embeddings_again() -> None:
 
 def test_one_anchor_query_cannot_be_left_out() -> None:
     world = make_world(n_anchors=1)
-    with pytest.raises(InputError, match="two anchor queries"):
+    with pytest.raises(InputError, match="got 1"):
         GaussianModel().replay(world.index, np.array([0]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.approximation.growing_cholesky import GrowingCholesky
+from adacur.approximation.posteriors import GrowingCholesky
 
 
 def covariance(size: int, *, rank: int | None = None, noise: float = 0.1) -> np.ndarray:

@@ -18,7 +18,7 @@ from adacur.scorers import HttpScorer
 from adacur.serving import ServerSettings, create_app
 from adacur.serving.app import _Server
 from adacur.serving.logs import server_log
-from adacur.serving.watching import ScorerWatch
+from adacur.serving.scoring import ScorerWatch
 from tests.rerank_servers import Reply, RerankServer, logit_of
 from tests.serving_world import TextScorer, world_index
 
@@ -179,7 +179,7 @@ def test_old_scores_in_a_cache_hide_nothing(tmp_path) -> None:
 
 def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("adacur.serving.watching.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("adacur.serving.scoring.KEPT_SECONDS", 0.0)
     swapped = []
 
     def reply(asked):
@@ -218,7 +218,7 @@ def test_asking_again_within_a_minute_costs_no_calls() -> None:
 
 
 def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr("adacur.serving.watching.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("adacur.serving.scoring.KEPT_SECONDS", 0.0)
     service = Service()
     with TestClient(create_app({"small": world_index(service)})) as client:
         service.version = "other"

@@ -319,7 +319,7 @@ def test_three_items_are_not_worth_a_trial(tmp_path: Path) -> None:
     (tmp_path / "world").mkdir()
     write(tmp_path / "world" / "corpus.jsonl", [Item(f"d{at}", f"text {at}") for at in range(3)])
 
-    with pytest.raises(InputError, match="3 items"):
+    with pytest.raises(InputError, match="has 3"):
         tried(tmp_path)
 
 
