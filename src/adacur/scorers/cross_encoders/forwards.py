@@ -78,7 +78,7 @@ class PromptedForward:
         self.batches = partial(PromptBatches, torch, device=device)
 
     def batch_end(self, batches: PromptBatches, start: int, *, tokens: int) -> int:
-        return batches.end(start, tokens=tokens)
+        return batches.end(start, tokens=tokens, padded=self._body.pads)
 
     def logits(self, batches: PromptBatches, start: int, end: int, *, compiled: bool) -> Any:
         return self._head(batches.hidden(self._body, start, end))
