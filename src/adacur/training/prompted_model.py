@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transformers
 
 from adacur.core.errors import InputError
-from adacur.scorers.cross_encoders.checkpoints import check_complete, check_is_fast, has_chat_template, quiet
+from adacur.scorers.cross_encoders.checkpoints import check_complete, has_chat_template, read_model, read_tokenizer
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.readout import Readout
 
@@ -77,16 +76,9 @@ class PromptedModel(torch.nn.Module):  # type: ignore[misc]
 
 def untrained_prompted(folder: Path, *, prompt: str | None, readout: str | None) -> tuple[Any, PromptedModel]:
     """Tokenizer and module of a causal base; without a prompt, a question in the words of its chat template."""
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            causal, loading = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, output_loading_info=True, trust_remote_code=False
-            )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a causal language model: {error}") from error
-    check_complete(loading, folder)
-    check_is_fast(tokenizer, folder)
+    tokenizer = read_tokenizer(folder)
+    causal, missing = read_model(folder, "AutoModelForCausalLM")
+    check_complete(missing, folder)
     if prompt is None and has_chat_template(folder):
         made = PairPrompt.of_chat(tokenizer, [{"role": "user", "content": _QUESTION}])
     else:

@@ -16,8 +16,8 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import InputError, TrainingFailed
-from adacur.scorers.cross_encoders.checkpoints import check_is_fast, quiet, written_whole
+from adacur.core.errors import TrainingFailed
+from adacur.scorers.cross_encoders.checkpoints import check_complete, quiet, read_model, read_tokenizer, written_whole
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts, chosen_max_tokens
@@ -201,21 +201,14 @@ def untrained(folder: Path, head: EmbHead | None, *, add_tags: bool) -> tuple[An
     """Tokenizer and module of a base, with a linear layer on the CLS token where no [EMB] head is given."""
     if head is not None:
         return make_emb_cross_encoder(folder, head=head, add_tags=add_tags)
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            module, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, ignore_mismatched_sizes=True, output_loading_info=True
-            )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
-    # A head may be new, and a pooler is part of it.
+    tokenizer = read_tokenizer(folder)
+    module, missing = read_model(
+        folder, "AutoModelForSequenceClassification", num_labels=1, ignore_mismatched_sizes=True
+    )
     body = f"{module.base_model_prefix}."
-    if missing := sorted(
-        name for name in loading["missing_keys"] if name.startswith(body) and not name.startswith(f"{body}pooler.")
-    ):
-        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
-    check_is_fast(tokenizer, folder)
+    # A head may be new, and a pooler is part of it.
+    in_body = (name for name in missing if name.startswith(body) and not name.startswith(f"{body}pooler."))
+    check_complete(in_body, folder)
     # It learns plain pairs, and a model that comes with a template is not scored by them.
     tokenizer.chat_template = None
     return tokenizer, module.float()

@@ -224,7 +224,7 @@ class PackedDecoder:
         spans = (*batch.spans, batch.read_spans)
         arrays = [array for some in spans for array in some[:5]]
         ids, positions, read_rows, *rest = self._sent([batch.ids, batch.positions, batch.read_rows, *arrays])
-        *sent, read_spans = (Spans(*rest[5 * at : 5 * at + 5], *some[5:]) for at, some in enumerate(spans))
+        *sent, read_spans = (Spans._make((*rest[5 * at : 5 * at + 5], *some[5:])) for at, some in enumerate(spans))
         return TokenBatch(ids, positions, batch.n_positions, tuple(sent), read_rows, read_spans)
 
     def _sent(self, arrays: Sequence[IntArray]) -> Any:
