@@ -195,7 +195,7 @@ class OnnxCrossEncoder:
         session = self._session
         if session is None:
             raise self._closed()
-        inputs: dict[str, TokenArray] = pairs.padded([position], pad_id=self._tokens.pad_id)
+        inputs: dict[str, TokenArray] = pairs.inputs(position)
         fed = {name: inputs[name].astype(dtype, copy=False) for name, dtype in self._inputs.items()}
         try:
             logits: FloatArray = session.run([self._output], fed)[0]
