@@ -15,6 +15,7 @@ from adacur.core.errors import InputError, ScoreCountError, ScorerFailed, Unknow
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair, check_texts
 from adacur.core.spelling import did_you_mean
+from adacur.scorers.event_loop import all_at_once
 from adacur.scorers.http_address import JUDGE, Address, find_server, source
 from adacur.scorers.http_dialects import DIALECTS, Dialect
 from adacur.scorers.http_requests import Requests, json_of
@@ -152,7 +153,7 @@ class HttpScorer:
     async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
         # By text, so that neither the order of requests nor of answers can attach a score to another pair.
         scores: dict[tuple[str, str], float] = {}
-        await self._requests.each([self._score_batch(batch, scores) for batch in self._batches(pairs)])
+        await all_at_once(self._score_batch(batch, scores) for batch in self._batches(pairs))
         return np.array([scores[query.text, item.text] for query, item in pairs])
 
     def requests(self, pairs: Sequence[Pair]) -> list[list[Pair]]:

@@ -10,7 +10,7 @@ import os
 import random
 import re
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from adacur.core.errors import InputError, ScorerFailed
@@ -68,16 +68,6 @@ class Requests:
         """The same, awaited; cancelling it cancels the work."""
         # The connections belong to one loop, and requests run there, whatever loop the caller has.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background_loop(_THREAD)))
-
-    async def each(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Do all of this work at once; the first failure ends it."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in work:
-                    group.create_task(one)
-        except ExceptionGroup as failures:
-            first = failures.exceptions[0]
-            raise first from first.__cause__
 
     def close(self) -> None:
         """Close the connections; calls in flight fail."""

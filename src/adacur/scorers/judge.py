@@ -15,6 +15,7 @@ from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
+from adacur.scorers.event_loop import all_at_once
 from adacur.scorers.http import checked_extra, distinct_pairs, where
 from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
 from adacur.scorers.http_requests import Requests, json_of
@@ -159,7 +160,7 @@ class JudgeScorer:
             queries.setdefault(pair[0].text, []).append(pair)
         waiting = [pair for group in queries.values() for pair in group]
         starts = range(0, len(waiting), self.batch_size)
-        await self._requests.each([self._ask(waiting[at : at + self.batch_size], scores) for at in starts])
+        await all_at_once(self._ask(waiting[at : at + self.batch_size], scores) for at in starts)
         return np.array([scores[query.text, item.text] for query, item in pairs])
 
     def _body(self, prompts: Sequence[str]) -> dict[str, Any]:

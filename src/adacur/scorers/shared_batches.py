@@ -139,18 +139,15 @@ def shares_calls(scorer: Scorer) -> bool:
     return bool(getattr(scorer, "shares_calls", False))
 
 
-def queue_for(scorer: Scorer, *, shared: bool) -> SharedBatches:
-    """A queue in which callers share calls, or one that makes each caller's call after the other."""
-    return SharedBatches(scorer, max_pairs=_PAIRS_PER_CALL if shared else 1)
-
-
 def shared_batches(scorer: Scorer) -> SharedBatches:
-    """The queue of all who await this scorer now."""
+    """The queue of all who await this scorer now; one call after another where they may not share them."""
     with _queues_lock:
         # A queue keeps its scorer alive, so that while it is in use no other object can have the scorer's id.
         queue = _queues.get(id(scorer))
         if queue is None:
-            queue = _queues[id(scorer)] = queue_for(scorer, shared=shares_calls(scorer))
+            queue = _queues[id(scorer)] = SharedBatches(
+                scorer, max_pairs=_PAIRS_PER_CALL if shares_calls(scorer) else 1
+            )
         return queue
 
 

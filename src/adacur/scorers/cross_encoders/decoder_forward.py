@@ -51,18 +51,13 @@ class _Layer:
 class PackedDecoder:
     """A Llama, Qwen2 or Qwen3 body that answers with the last token's vector of each sequence, behind the final norm.
 
-    `model` is the body, or a model around it; its weights are copied to `device` in `dtype`. The last layer is computed
-    for the last tokens alone. A call is one forward pass: its caller sees to it that the device has memory for it.
+    `model` is a body that `can_run`, or a model around it; its weights are copied to `device` in `dtype`. The last
+    layer is computed for the last tokens alone. A call is one forward pass: its caller must leave memory for it.
     """
 
     def __init__(self, model: Any, *, device: Any, dtype: Any) -> None:
         torch = self._torch = require("torch", extra="torch")
         body = model.base_model
-        if not self.can_run(body):
-            raise InputError(
-                "A packed decoder runs LlamaModel, Qwen2Model and Qwen3Model without sliding windows, adapters or "
-                f"quantised weights; got {type(body).__name__}. Run it through transformers."
-            )
         config = body.config
         self._device = torch.device(device)
         self._dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -74,8 +69,9 @@ class PackedDecoder:
         self.size: int = config.hidden_size
         has_kernels = has_kernel(torch, self._device, dtype=self._dtype, head_size=self._head_size)
         self._kernels: Any = kernels_for(self._device, self._dtype) if has_kernels else None
-        can_join = self._kernels is not None and self._wide % _TILE == 0 and self.size % 8 == 0
-        self._programs = self._kernels.joining_programs(torch, self._device) if can_join else 0
+        self._programs = 0
+        if self._kernels is not None and self._wide % _TILE == 0 and self.size % 8 == 0:
+            self._programs = self._kernels.joining_programs(torch, self._device)
         sent = functools.partial(_on, device=self._device, dtype=self._dtype)
         with torch.no_grad():
             self._words = sent(body.embed_tokens.weight)
