@@ -22,13 +22,14 @@ from adacur.scorers.adapters import check_has
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import tensors_digest, weights_hash, with_effect
+from adacur.scorers.wrapping import Closing
 
 _EXTRA = "sentence-transformers"
 # Tokenizers without a limit write 10^30.
 _NO_LIMIT = 10**9
 
 
-class SentenceTransformersScorer:
+class SentenceTransformersScorer(Closing):
     """A `sentence_transformers.CrossEncoder`, or the folder or hub name of one; raw float32 logits.
 
     The identity takes the place of the model's activation, which by default is a sigmoid and ties the best items. Only
@@ -128,12 +129,6 @@ class SentenceTransformersScorer:
             # The card outlives the model.
             _ = self.card
             self._model = None
-
-    def __enter__(self) -> SentenceTransformersScorer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _weights(self) -> str | None:
         """A hash of the files, or of the weights in memory: an object may have been trained since it was loaded."""

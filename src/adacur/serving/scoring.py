@@ -22,7 +22,7 @@ from adacur.core.scores import PairsAt
 from adacur.scorers.cached import past_cache
 from adacur.scorers.metered import tokens_and_units
 from adacur.scorers.prices import price_of
-from adacur.scorers.shared_batches import shares_calls
+from adacur.scorers.wrapping import shares_calls
 from adacur.serving.metrics import Metrics
 
 
