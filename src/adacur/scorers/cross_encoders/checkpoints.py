@@ -88,7 +88,7 @@ def st_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def pooling_of(folder: Path) -> str | None:
-    """The way of pooling in a Pooling module's folder; None where there are several, or one that we have not got."""
+    """The way of pooling in a Pooling module's folder; None where there are several, or an unknown one."""
     config = json_in(folder, "config.json")
     mode = config.get("pooling_mode")
     if mode is None:

@@ -114,10 +114,6 @@ class PromptBatches:
             end = min(end, start + max(1, 2 * tokens // longest))
         return end
 
-    def tokens(self, start: int, end: int) -> int:
-        """How many tokens these prompts have, each for itself."""
-        return int(self._rest[start:end].sum() + self._prefixes[self._groups[start:end]].sum())
-
     def hidden(self, body: PackedDecoder | TransformersDecoder, start: int, end: int) -> Any:
         """The last vectors of these prompts."""
         rows = self._order[start:end]

@@ -41,7 +41,7 @@ _LEAST_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Room for `pairs` pairs of `tokens` tokens together, none with more than `longest`.
+    """Space for `pairs` pairs of `tokens` tokens together, none with more than `longest`.
 
     What a call needs to say is one row of int32, `size` long: ids, where each pair starts, where its item starts, and
     the `reads` rows per pair that a head reads.
@@ -136,7 +136,7 @@ class RecordedForward:
         self.seconds_recording = 0.0
 
     def scores(self, pairs: TokenPairs, *, most_tokens: int) -> FloatArray | None:
-        """One score per pair, in order; None where this is not the way: too large, too odd, or no memory for it."""
+        """One score per pair, in order; None where no recording can serve: pairs too many or too long, or no memory."""
         if self._calls_to_wait > 0:
             self._calls_to_wait -= 1
             return None
