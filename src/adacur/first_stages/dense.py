@@ -41,7 +41,7 @@ _EMBEDDINGS = "embeddings.npy"
 
 
 class RememberedQueries:
-    """Vectors of queries, made once: of the last 4,096, which an encoder is opened for when first needed."""
+    """Vectors of the last 4,096 queries, each made once; the encoder is opened when it is first needed."""
 
     def __init__(self, open_encoder: Callable[[], Encoder]) -> None:
         self._open_encoder = open_encoder
@@ -207,7 +207,7 @@ class Dense(FirstStage):
         return self._on_device is not None
 
     def search_on(self, device: str) -> None:
-        """Compare items on a torch device from now on, if it has room for their vectors."""
+        """Compare items on a torch device from now on, if their vectors fit into its memory."""
         if len(self._ids) and DeviceVectors.fit(self._stored.nbytes, device):
             self._on_device = DeviceVectors(self._stored, self._scales, device=device)
 

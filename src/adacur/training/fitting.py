@@ -256,7 +256,7 @@ class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
                 return torch.stack(losses).sum()
             except torch.OutOfMemoryError:
                 pass
-            # Here, where the failed attempt holds no memory any more.
+            # Only outside the except block is the memory of the failed attempt free.
             for weight, gradient in zip(weights, before, strict=True):
                 weight.grad = None if gradient is None else gradient.clone()
             self.model.take_less()

@@ -155,7 +155,7 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
                     return scores
             except torch.OutOfMemoryError:
                 pass
-            # Here, where the failed attempt holds no memory any more.
+            # Only outside the except block is the memory of the failed attempt free.
             self.take_less()
 
     def save(self, folder: Path) -> None:
