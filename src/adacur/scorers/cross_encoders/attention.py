@@ -78,14 +78,14 @@ def attend_padded(torch: Any, query: Any, key: Any, value: Any, spans: Spans, an
     # What fills up must not lie beyond the texts: rows there may hold NaN, and NaN times a weight of zero is NaN.
     place = torch.where(is_key, place, starts + counts - 1)
     row = torch.arange(spans.longest_query, device=device)[None, :]
-    first, end = spans.query_starts[:-1, None], spans.query_starts[1:, None]
-    query_place = torch.minimum(first + row, end - 1)
-    is_query = first + row < end
+    n_queries = (spans.query_starts[1:] - spans.query_starts[:-1])[:, None]
+    is_query = row < n_queries
+    query_place = torch.where(is_query, spans.query_starts[:-1, None] + row, spans.query_starts[:-1, None])
     # Without prefixes and with a query for each key, no row that counts sees what was filled up.
     is_plain = causal and not before and spans.longest_query == spans.longest
     sees = is_key[:, None, None, :]
     if causal:
-        last = counts - (end - first) + row
+        last = counts - n_queries + row
         sees = None if is_plain else sees & (column[:, None, :] <= last[:, :, None])[:, None]
     group = query.shape[1] // key.shape[1]
     keys, values = (part[place].transpose(1, 2) for part in (key, value))

@@ -18,7 +18,6 @@ from adacur.core.recording import cuda_graphs
 from adacur.core.records import Item, ItemList, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers.cross_encoders import recorded
-from adacur.scorers.cross_encoders.attention import Spans, attend_padded
 from adacur.scorers.cross_encoders.pair_tokens import PairTemplate
 from adacur.scorers.cross_encoders.recorded import Bucket, RecordedForward, two_types
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_transformer
@@ -305,16 +304,3 @@ def test_a_recorded_pass_that_scores_otherwise_than_a_plain_one_is_not_used(fold
             assert scorer.score(PAIRS[:5]) == pytest.approx(expected, abs=1e-5)
         assert caplog.text.count("plain one") == 1
         assert recording.replayed == 0
-
-
-def test_padded_attention_passes_over_texts_without_tokens() -> None:
-    starts = torch.tensor([0, 3, 7, 7, 7], dtype=torch.int32)
-    rows = torch.randn(7, 2, 16)
-    answers = torch.empty_like(rows)
-    spans = Spans(starts, starts[:-1], starts.diff(), starts, starts, 4, 4, 0)
-    attend_padded(torch, rows, rows, rows, spans, answers, causal=False)
-    for text in (rows[:3], rows[3:]):
-        heads = text.transpose(0, 1)
-        expected = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(0, 1)
-        torch.testing.assert_close(answers[: len(text)], expected)
-        answers = answers[len(text) :]
