@@ -410,9 +410,9 @@ def profile(world: World) -> None:
 
 def tune(world: World) -> None:
     """Other block sizes of the attention kernel, on whole runs."""
-    from adacur.scorers.cross_encoders import gpu_kernels
+    from adacur.scorers.cross_encoders import decoder_kernels
 
-    chosen = gpu_kernels.blocks
+    chosen = decoder_kernels.blocks
     for prompt in (QUERY_FIRST, ITEM_FIRST):
         pairs = world.grid(*((len(world.queries), 60) if prompt is ITEM_FIRST else (10, len(world.items))))
         for tried in (
@@ -426,8 +426,8 @@ def tune(world: World) -> None:
         ):
             try:
                 # A read of last tokens alone keeps its small block.
-                gpu_kernels.blocks = lambda longest, size, t=tried, **how: (
-                    chosen(longest, size, **how) if t is None or longest <= 16 else t
+                decoder_kernels.blocks = lambda longest, size, t=tried: (
+                    chosen(longest, size) if t is None or longest <= 16 else t
                 )
                 world.scores(prompt, *pairs, shared=True)
                 seconds = timed(lambda p=prompt, g=pairs: world.scores(p, *g, shared=True))
@@ -438,7 +438,7 @@ def tune(world: World) -> None:
             except Exception as error:
                 print(f"blocks {tried}: {error!r}"[:300])
             finally:
-                gpu_kernels.blocks = chosen
+                decoder_kernels.blocks = chosen
     rows = decoder_forward._ROWS_FOR_KERNEL
     pairs = world.grid(10, len(world.items))
     decoder_forward._ROWS_FOR_KERNEL = 1 << 40

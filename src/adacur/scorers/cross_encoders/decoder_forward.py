@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,28 +14,16 @@ from numpy.typing import ArrayLike
 from adacur.core.arrays import IntArray
 from adacur.core.errors import InputError
 from adacur.core.extras import require
-from adacur.scorers.cross_encoders.attention import Spans, attend_padded, has_kernel, kernels_for
+from adacur.scorers.cross_encoders.attention import has_kernel
+from adacur.scorers.cross_encoders.shared_prefixes import Spans, TokenBatch, token_batch
 
+_log = logging.getLogger(__name__)
 _BODIES = {"llama": "LlamaModel", "qwen2": "Qwen2Model", "qwen3": "Qwen3Model"}
 # Those whose frequencies do not depend on how long a text is.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
 # A smaller product is over before the kernel's tiles have filled the device.
 _ROWS_FOR_KERNEL = 4096
 _TILE = 128
-
-
-class TokenBatch(NamedTuple):
-    """Prefixes one behind the other, then continuations, and what each sees; on the host or on the device.
-
-    `read_rows` are the rows of the sequences' last tokens, and `read_spans` what these see.
-    """
-
-    ids: Any
-    positions: Any
-    n_positions: int
-    spans: tuple[Spans, ...]
-    read_rows: Any
-    read_spans: Spans
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,11 +56,8 @@ class PackedDecoder:
         self._epsilon: float = config.rms_norm_eps
         self._wide: int = config.intermediate_size
         self.size: int = config.hidden_size
-        has_kernels = has_kernel(torch, self._device, dtype=self._dtype, head_size=self._head_size)
-        self._kernels: Any = kernels_for(self._device, self._dtype) if has_kernels else None
-        self._programs = 0
-        if self._kernels is not None and self._wide % _TILE == 0 and self.size % 8 == 0:
-            self._programs = self._kernels.joining_programs(torch, self._device)
+        self._kernels = self._usable_kernels()
+        self._programs = self._swiglu_programs()
         sent = functools.partial(_on, device=self._device, dtype=self._dtype)
         with torch.no_grad():
             self._words = sent(body.embed_tokens.weight)
@@ -180,9 +166,9 @@ class PackedDecoder:
 
     def _attend(self, query: Any, key: Any, value: Any, spans: Sequence[Spans]) -> Any:
         answers = self._torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        run = attend_padded if self._kernels is None else self._kernels.attend_on_gpu
+        run = attend if self._kernels is None else self._kernels.attend_on_gpu
         for some in spans:
-            run(self._torch, query, key, value, some, answers, causal=True)
+            run(self._torch, query, key, value, some, answers)
         return answers.view(len(query), -1)
 
     def _rest(self, attended: Any, states: Any, layer: _Layer) -> None:
@@ -259,59 +245,77 @@ class PackedDecoder:
             down=(sent(mlp.down_proj.weight), sent(mlp.down_proj.bias)),
         )
 
+    def _usable_kernels(self) -> Any:
+        """The module of Triton kernels where they can run all of this model, else None."""
+        if not has_kernel(self._torch, self._device, dtype=self._dtype, head_size=self._head_size):
+            return None
+        return decoder_kernels_for(self._device, self._dtype)
 
-def token_batch(
-    prefixes: Sequence[ArrayLike], continuations: Sequence[ArrayLike], prefix_of: ArrayLike, continuation_of: ArrayLike
-) -> TokenBatch:
-    """The sequences prefixes[prefix_of[i]] + continuations[continuation_of[i]]; either part may be empty, not both."""
-    used, prefix = np.unique(prefix_of, return_inverse=True)
-    taken = np.asarray(continuation_of)
-    arrays = [np.asarray(prefixes[at], np.int64) for at in used]
-    arrays += [np.asarray(continuations[at], np.int64) for at in taken]
-    lengths = np.array([len(array) for array in arrays])
-    starts = np.cumsum(lengths) - lengths
-    prefix_lengths, own = np.split(lengths, [len(used)])
-    all_prefix_starts, own_starts = np.split(starts, [len(used)])
-    before, prefix_starts = prefix_lengths[prefix], all_prefix_starts[prefix]
-    if len(empty := np.flatnonzero(before + own == 0)):
-        raise InputError(f"A sequence must have at least one token; sequence {empty[0]} has none.")
-    offsets = np.concatenate((np.zeros(len(used), np.int64), before))
-    has_own = own > 0
-    # A sequence without a continuation of its own ends where its prefix ends.
-    read_starts, read_counts = np.where(has_own, own_starts, prefix_starts), np.where(has_own, own, before)
-    read_before = before * has_own
-    nothing = np.zeros(len(used), np.int64)
-    groups = (
-        (all_prefix_starts, prefix_lengths, nothing, nothing),
-        (own_starts, own, prefix_starts, before),
-    )
-    return TokenBatch(
-        ids=np.concatenate(arrays),
-        positions=np.arange(lengths.sum()) - np.repeat(starts - offsets, lengths),
-        n_positions=int((before + own).max()),
-        spans=tuple(_spans(*(part[group[1] > 0] for part in group)) for group in groups if group[1].any()),
-        read_rows=read_starts + read_counts - 1,
-        read_spans=Spans(
-            np.arange(len(taken) + 1),
-            read_starts,
-            read_counts,
-            prefix_starts,
-            read_before,
-            longest_query=1,
-            longest=int(read_counts.max()),
-            longest_prefix=int(read_before.max()),
-        ),
-    )
+    def _swiglu_programs(self) -> int:
+        """Multiprocessors that the SwiGLU kernel can use; none where it cannot run."""
+        torch = self._torch
+        if self._kernels is None or self._wide % _TILE or self.size % 8:
+            return 0
+        if torch.cuda.get_device_capability(self._device)[0] < 9:
+            return 0
+        try:
+            rows = torch.zeros(128, 64, dtype=self._dtype, device=self._device)
+            self._kernels.linear_swiglu(torch, rows, torch.cat([rows, rows]), programs=1)
+        except Exception as error:
+            _log.warning("The SwiGLU kernel cannot be used, so decoding takes a slower way: %s", error)
+            return 0
+        return int(torch.cuda.get_device_properties(self._device).multi_processor_count)
 
 
-def _spans(starts: IntArray, counts: IntArray, prefix_starts: IntArray, prefix_counts: IntArray) -> Spans:
-    """Texts that lie close together, with a query for each token."""
-    longest = int(counts.max())
-    query_starts = np.append(starts, starts[-1] + counts[-1])
-    return Spans(
-        query_starts, starts, counts, prefix_starts, prefix_counts,
-        longest_query=longest, longest=longest, longest_prefix=int(prefix_counts.max()),
-    )  # fmt: skip
+@functools.cache
+def decoder_kernels_for(device: Any, dtype: Any) -> Any:
+    """The module of the decoder's Triton kernels where they run on this device, else None."""
+    try:
+        import torch
+
+        from adacur.scorers.cross_encoders import decoder_kernels as kernels
+
+        joint = torch.zeros(2, 3, 16, dtype=dtype, device=device)
+        places = torch.tensor([0, 2, 0, 0], dtype=torch.int32, device=device)
+        one = places[1:2]
+        spans = Spans(places[:2], places[:1], one, places[:1], places[:1], 2, 2, 0)
+        kernels.attend_on_gpu(torch, joint[:, :1], joint[:, 1:2], joint[:, 2:], spans, torch.empty_like(joint[:, :1]))
+        kernels.rms_norm(torch, joint.view(6, 16), joint[0, 0], 1e-6)
+        table = torch.ones(2, 8, device=device)
+        kernels.turn(torch, joint.view(2, 48), places[:2] * 0, (table, table), n_heads=2, norms=None, epsilon=1e-6)
+    except Exception as error:
+        _log.warning("The decoder's kernels cannot be used, so decoding takes a slower way: %s", error)
+        return None
+    return kernels
+
+
+def attend(torch: Any, query: Any, key: Any, value: Any, spans: Spans, answers: Any) -> None:
+    """Causal attention into the texts' rows of `answers`, by way of a padded copy: where the kernel cannot run.
+
+    Shapes are (tokens, heads, head size); key and value may have fewer heads, each for a group of the query's.
+    """
+    device, before = query.device, spans.longest_prefix
+    column = torch.arange(before + spans.longest, device=device)[None, :] - before
+    is_key = torch.where(column < 0, column + before < spans.prefix_counts[:, None], column < spans.counts[:, None])
+    place = torch.where(column < 0, spans.prefix_starts[:, None] + before, spans.starts[:, None]) + column
+    place = torch.where(is_key, place, spans.starts[:, None])
+    row = torch.arange(spans.longest_query, device=device)[None, :]
+    n_queries = (spans.query_starts[1:] - spans.query_starts[:-1])[:, None]
+    is_query = row < n_queries
+    query_place = torch.where(is_query, spans.query_starts[:-1, None] + row, spans.query_starts[:-1, None])
+    # Without prefixes and with a query for each key, no row that counts sees what was filled up.
+    is_plain = not before and spans.longest_query == spans.longest
+    last = spans.counts[:, None] - n_queries + row
+    sees = None if is_plain else (is_key[:, None, :] & (column[:, None, :] <= last[:, :, None]))[:, None]
+    group = query.shape[1] // key.shape[1]
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query[query_place].transpose(1, 2),
+        key[place].transpose(1, 2).repeat_interleave(group, 1),
+        value[place].transpose(1, 2).repeat_interleave(group, 1),
+        attn_mask=sees,
+        is_causal=is_plain,
+    ).transpose(1, 2)
+    answers[query_place[is_query]] = attended[is_query]
 
 
 # What parameters may belong to; an adapter adds others.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adacur.scorers.cross_encoders.attention import Spans, attend, has_kernel, kernels_for
+from adacur.scorers.cross_encoders.attention import attend, has_kernel, kernels_for
 
 _MODEL_TYPES = {"bert", "camembert", "roberta", "xlm-roberta"}
 # A smaller product is over before the kernel's tiles have filled the device.
@@ -63,11 +63,7 @@ class PackedEncoder:
         # The others count positions from behind the padding id.
         self._pad_id: int | None = None if config.model_type == "bert" else config.pad_token_id
         self._layers = [_layer(torch, layer) for layer in body.encoder.layer]
-        up = self._layers[0].up[0]
-        in_half = up.dtype in (torch.float16, torch.bfloat16)
-        can_join = self._gelu == "none" and in_half and not any(size % 8 for size in up.shape)
-        kernels = kernels_for(up.device, up.dtype) if can_join else None
-        self._programs = 0 if kernels is None else kernels.joining_programs(torch, up.device)
+        self._programs = _programs(torch, self._layers[0].up[0]) if self._gelu == "none" else 0
 
     @staticmethod
     def can_run(body: Any) -> bool:
@@ -93,26 +89,37 @@ class PackedEncoder:
         """The vectors that a head reads, (texts, rows per text, hidden size)."""
         linear = self._functional.linear
         starts, longest = tokens.starts, tokens.longest
-        spans = Spans(starts, starts[:-1], starts.diff(), starts, starts, longest, longest, longest_prefix=0)
         states = self._embed(tokens.ids, tokens.types, self._places_of(tokens))
         for layer in self._layers[:-1]:
             query, key, value = self._split(linear(states, layer.joint_weight, layer.joint_bias))
-            attended = self._attend(query, key, value, spans)
+            attended = attend(
+                self._torch,
+                query,
+                key,
+                value,
+                query_starts=starts,
+                starts=starts,
+                query_longest=longest,
+                longest=longest,
+            )
             states = self._rest(attended.view(-1, self._size), states, layer)
         last, size = self._layers[-1], self._size
         n_texts, per_text = tokens.read_rows.shape
         last_states = states[tokens.read_rows.flatten()]
         query = self._split(linear(last_states, last.joint_weight[:size], last.joint_bias[:size]))[0]
         key, value = self._split(linear(states, last.joint_weight[size:], last.joint_bias[size:]))
-        firsts = per_text * self._torch.arange(n_texts + 1, dtype=starts.dtype, device=starts.device)
-        attended = self._attend(query, key, value, spans._replace(query_starts=firsts, longest_query=per_text))
+        attended = attend(
+            self._torch,
+            query,
+            key,
+            value,
+            query_starts=per_text * self._torch.arange(n_texts + 1, dtype=starts.dtype, device=starts.device),
+            starts=starts,
+            query_longest=per_text,
+            longest=longest,
+        )
         vectors = self._rest(attended.view(-1, size), last_states, last)
         return vectors.view(n_texts, per_text, size)
-
-    def _attend(self, query: Any, key: Any, value: Any, spans: Spans) -> Any:
-        answers = self._torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        attend(self._torch, query, key, value, spans, answers, causal=False)
-        return answers
 
     def _places_of(self, tokens: PackedTokens) -> Any:
         """Rows of the position embeddings."""
@@ -140,13 +147,13 @@ class PackedEncoder:
         return self._add_norm(linear(self._gelu_of(states, *layer.up), *layer.down), states, *layer.last_norm)
 
     def _add_norm(self, change: Any, states: Any, weight: Any, bias: Any) -> Any:
-        if states.dtype != self._torch.float32 and (kernels := kernels_for(states.device, states.dtype)) is not None:
+        if states.dtype != self._torch.float32 and (kernels := kernels_for(states.device)) is not None:
             return kernels.add_norm(self._torch, change, states, weight, bias, self._epsilon)
         return self._functional.layer_norm(change + states, (self._size,), weight, bias, self._epsilon)
 
     def _gelu_of(self, states: Any, weight: Any, bias: Any) -> Any:
         if self._programs and len(states) >= _ROWS_FOR_KERNEL:
-            kernels = kernels_for(states.device, states.dtype)
+            kernels = kernels_for(states.device)
             return kernels.linear_gelu(self._torch, states, weight, bias, programs=self._programs)
         return self._functional.gelu(self._functional.linear(states, weight, bias), approximate=self._gelu)
 
@@ -167,3 +174,17 @@ def _layer(torch: Any, layer: Any) -> _Layer:
 
 def _weights(module: Any) -> tuple[Any, Any]:
     return module.weight, module.bias
+
+
+def _programs(torch: Any, weight: Any) -> int:
+    """Multiprocessors that the GELU kernel can use; none where it cannot run."""
+    kernels = kernels_for(weight.device)
+    in_half = weight.dtype in (torch.float16, torch.bfloat16)
+    if (
+        kernels is None
+        or not in_half
+        or any(size % 8 for size in weight.shape)
+        or not kernels.can_join_gelu(torch, weight.device)
+    ):
+        return 0
+    return int(torch.cuda.get_device_properties(weight.device).multi_processor_count)

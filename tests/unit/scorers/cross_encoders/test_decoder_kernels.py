@@ -16,10 +16,9 @@ def interpreted(program: str) -> None:
         """
         import numpy as np
         import torch
-        from adacur.scorers.cross_encoders import decoder_forward, gpu_kernels
-        from adacur.scorers.cross_encoders.attention import attend_padded
-        from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder, token_batch
-        from adacur.scorers.cross_encoders.gpu_kernels import attend_on_gpu
+        from adacur.scorers.cross_encoders import decoder_forward, decoder_kernels
+        from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder, attend
+        from adacur.scorers.cross_encoders.shared_prefixes import token_batch
         torch.manual_seed(0)
         """,
         program,
@@ -41,11 +40,11 @@ def test_the_attention_kernel_sees_the_prefix_and_what_came_before() -> None:
             wide = (query.float(), key.float(), value.float())
             expected, got = torch.empty(rows, heads, 32), torch.empty(rows, heads, 32, dtype=torch.float16)
             for spans in batch.spans:
-                attend_padded(torch, *wide, spans, expected, causal=True)
-                attend_on_gpu(torch, query, key, value, spans, got, causal=True)
+                attend(torch, *wide, spans, expected)
+                decoder_kernels.attend_on_gpu(torch, query, key, value, spans, got)
             torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
             read = torch.empty(len(lengths), heads, 32, dtype=torch.float16)
-            attend_on_gpu(torch, query[batch.read_rows], key, value, batch.read_spans, read, causal=True)
+            decoder_kernels.attend_on_gpu(torch, query[batch.read_rows], key, value, batch.read_spans, read)
             torch.testing.assert_close(read.float(), expected[batch.read_rows], atol=2e-3, rtol=0)
     """)
 
@@ -56,7 +55,7 @@ def test_the_linear_kernel_ends_in_swiglu() -> None:
             rows = torch.randn(n_rows, depth, dtype=torch.float16)
             gate, up = torch.randn(2, wide, depth, dtype=torch.float16) * 0.3
             joint = torch.stack([gate.view(-1, 128, depth), up.view(-1, 128, depth)], 1).flatten(0, 2)
-            got = gpu_kernels.linear_swiglu(torch, rows, joint, programs=3).float()
+            got = decoder_kernels.linear_swiglu(torch, rows, joint, programs=3).float()
             expected = torch.nn.functional.silu(rows.float() @ gate.float().T) * (rows.float() @ up.float().T)
             torch.testing.assert_close(got, expected, atol=5e-3, rtol=2e-3)
     """)
@@ -80,7 +79,7 @@ def test_a_decoder_with_kernels_answers_as_the_plain_forward_in_float32(family: 
         expected = PackedDecoder(model, device="cpu", dtype="float32").last_hidden_shared(*given, continuation_of=of)
         half = PackedDecoder(model, device="cpu", dtype="float16")
         eager = half.last_hidden_shared(*given, continuation_of=of)
-        half._kernels, half._programs, decoder_forward._ROWS_FOR_KERNEL = gpu_kernels, 2, 1
+        half._kernels, half._programs, decoder_forward._ROWS_FOR_KERNEL = decoder_kernels, 2, 1
         got = half.last_hidden_shared(*given, continuation_of=of)
         off = (eager - expected).abs().max()
         assert 0 < off < 0.1

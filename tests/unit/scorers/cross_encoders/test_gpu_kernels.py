@@ -16,16 +16,10 @@ def interpreted(program: str) -> None:
         """
         import torch
         from torch.nn.functional import gelu, linear
-        from adacur.scorers.cross_encoders.attention import Spans, attend_padded
+        from adacur.scorers.cross_encoders.attention import _padded
         from adacur.approximation.device_kernels import product_of_narrow
         from adacur.scorers.cross_encoders.gpu_kernels import add_norm, attend_on_gpu, linear_gelu
         torch.manual_seed(0)
-
-        def attended(query, key, value, query_starts, starts, longest_query, longest, run=attend_on_gpu):
-            spans = Spans(query_starts, starts[:-1], starts.diff(), starts, starts, longest_query, longest, 0)
-            answers = torch.empty_like(query)
-            run(torch, query, key, value, spans, answers, causal=False)
-            return answers
         """,
         program,
     )
@@ -40,17 +34,17 @@ def test_the_attention_kernel_attends_within_each_text_alone() -> None:
             query, key, value = torch.randn(rows + 5, 3, 2, 32, dtype=torch.float16).unbind(1)
             # What stands behind the last text must not be read.
             key[rows:], value[rows:] = float("nan"), float("nan")
-            got = attended(query, key, value, starts, starts, longest, longest)[:rows]
+            got = attend_on_gpu(torch, query, key, value, starts, starts, longest)[:rows]
             wide = (query.float(), key.float(), value.float())
-            expected = attended(*wide, starts, starts, longest, longest, run=attend_padded)[:rows]
+            expected = _padded(torch, *wide, starts, starts, longest, longest)[:rows]
             torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=0)
 
             firsts, one_each = query[starts[:-1]], torch.arange(5, dtype=torch.int32)
-            got = attended(firsts, key, value, one_each, starts, 1, longest)
+            got = attend_on_gpu(torch, firsts, key, value, one_each, starts, 1)
             torch.testing.assert_close(got.float(), expected[starts[:-1]], atol=2e-3, rtol=0)
 
             wanted = torch.stack((starts[1:] - 1, starts[:-1], (starts[:-1] + starts[1:]) // 2), 1).flatten()
-            got = attended(query[wanted], key, value, 3 * one_each, starts, 3, longest)
+            got = attend_on_gpu(torch, query[wanted], key, value, 3 * one_each, starts, 3)
             torch.testing.assert_close(got.float(), expected[wanted], atol=2e-3, rtol=0)
     """)
 
@@ -106,7 +100,7 @@ def test_the_kernels_run_on_the_device_of_their_tensors() -> None:
 
         torch.cuda.device_of = device_of
         texts, starts = torch.randn(4, 1, 16, dtype=torch.float16), torch.tensor([0, 4], dtype=torch.int32)
-        attended(texts, texts, texts, starts, starts, 4, 4)
+        attend_on_gpu(torch, texts, texts, texts, starts, starts, 4)
         rows, weight = torch.randn(5, 64, dtype=torch.float16), torch.randn(64, 64, dtype=torch.float16)
         linear_gelu(torch, rows, weight, weight[0], programs=1, native_tanh=False)
         assert [tensor is expected for tensor, expected in zip(entered, (texts, rows), strict=True)] == [True, True]
@@ -117,14 +111,14 @@ def test_texts_without_tokens_disturb_no_other() -> None:
     interpreted("""
         starts = torch.tensor([0, 9, 39, 39, 39], dtype=torch.int32)
         query, key, value = torch.randn(50, 3, 2, 32, dtype=torch.float16).unbind(1)
-        got = attended(query, key, value, starts, starts, 64, 64)[:39]
+        got = attend_on_gpu(torch, query, key, value, starts, starts, 64)[:39]
         full = starts[:3]
-        expected = attended(query, key, value, full, full, 30, 30)[:39]
+        expected = attend_on_gpu(torch, query, key, value, full, full, 30)[:39]
         torch.testing.assert_close(got, expected, atol=1e-3, rtol=0)
 
         # In the last layer each text has rows to read, and those without tokens read nothing.
         firsts = torch.tensor([0, 9, 0, 0])
-        got = attended(query[firsts], key, value, torch.arange(5, dtype=torch.int32), starts, 1, 30)
+        got = attend_on_gpu(torch, query[firsts], key, value, torch.arange(5, dtype=torch.int32), starts, 1)
         torch.testing.assert_close(got[:2], expected[firsts[:2]], atol=1e-3, rtol=0)
     """)
 
@@ -144,8 +138,8 @@ def test_a_filled_up_bucket_scores_with_the_kernels_as_plainly_in_float32(tmp_pa
             expected = TorchCrossEncoder({str(folder)!r}, device="cpu").score(pairs)
             half = TorchCrossEncoder({str(folder)!r}, device="cpu", dtype="float16")
             eager = half.score(pairs)
-            attend, attention.kernels_for = gpu_kernels.attend_on_gpu, lambda *given: gpu_kernels
-            gpu_kernels.attend_on_gpu = lambda *given, **how: called.append(1) or attend(*given, **how)
+            attend, attention.kernels_for = gpu_kernels.attend_on_gpu, lambda device: gpu_kernels
+            gpu_kernels.attend_on_gpu = lambda *given: called.append(1) or attend(*given)
             assert half._forward.can_be_recorded
             half._recorded = RecordedForward(
                 torch, half._forward.of_packed, device=half._device, pad_id=half._pad_id, capture=lambda run: run
