@@ -24,13 +24,13 @@ import torch
 
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
-from adacur.scorers.cross_encoders import torch as torch_scorer
+from adacur.scorers.cross_encoders import forwards
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 
 
 def main() -> None:
     arguments = parsed()
-    torch_scorer._TOKENS_BEFORE_COMPILING = 0
+    forwards._TOKENS_BEFORE_COMPILING = 0
     burst, sustained = matmul_rate(10), matmul_rate(round(3 * matmul_rate(10) / FLOPS_OF_PRODUCT))
     lines = [
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
@@ -178,7 +178,14 @@ def without_compiling(arguments: argparse.Namespace, queries: list[Query], items
 
 def through_transformers(arguments: argparse.Namespace, queries: list[Query], items: list[Item]) -> float:
     scorer = TorchCrossEncoder(arguments.model, batch_tokens=arguments.batch_tokens)
-    scorer._forward = torch_scorer._Padded(torch, whole_model(arguments.model), takes_types=True)
+    scorer._forward = forwards.PaddedForward(
+        torch,
+        whole_model(arguments.model),
+        scorer._forward.batches,
+        read=lambda logits: logits[:, 0],
+        takes_types=True,
+        may_compile=True,
+    )
     scorer.score_grid(queries[:8], items)
     return timed(lambda: scorer.score_grid(queries, items))
 

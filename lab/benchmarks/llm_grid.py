@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(
         f"{len(world.queries)} queries × {len(world.items)} items; tokens a pair {world.mean_tokens():.1f}; kernels "
         f"{'Triton' if world.decoder._kernels else 'none'}, SwiGLU programs {world.decoder._programs}; batches of "
-        f"{world.decoder.batch_tokens:,} tokens"
+        f"{world.batch_tokens:,} tokens"
     )
     ROWS.append(("way", "pairs", "s", "pairs/s", "× ST", "run tokens/pair", "run share", "logical share"))
     theirs = part("sentence-transformers", lambda: sentence_transformers_rate(world, arguments))
@@ -151,9 +151,8 @@ class World:
         if not PackedDecoder.fits(config):
             raise ValueError(f"Our forward pass does not run this model: {config}")
         self.config = self.model.config
-        self.decoder = PackedDecoder(
-            self.model, device=DEVICE, dtype=arguments.dtype, batch_tokens=arguments.batch_tokens
-        )
+        self.decoder = PackedDecoder(self.model, device=DEVICE, dtype=arguments.dtype)
+        self.batch_tokens = arguments.batch_tokens or (65_536 if DEVICE.type == "cuda" else 4096)
         yes, no = (self.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
         if None in (yes, no) or yes == no:
             raise ValueError(f"'yes' and 'no' must be two tokens; got the ids {yes} and {no}.")
@@ -200,13 +199,17 @@ class World:
         ]
 
     def scores(self, prompt: tuple[str, str], query_of: Any, item_of: Any, *, shared: bool) -> Any:
-        """Scores of pairs, as a caller would have them: in parts, so that vectors do not fill the device."""
+        """Scores of pairs, in batches that the device has memory for."""
         heads, tails = self.parts(prompt)
         prefix_of, continuation_of = self.sides(prompt, query_of, item_of)
         # Pairs of one prefix stay together.
         order = np.argsort(prefix_of, kind="stable")
         scores = torch.empty(len(order), dtype=torch.float32, device=DEVICE)
-        for some in np.array_split(order, max(1, round(len(order) / 200_000))):
+        own = np.array([len(ids) for ids in tails])[continuation_of[order]]
+        before = np.array([len(ids) for ids in heads])[prefix_of[order]]
+        is_first = np.append(True, np.diff(prefix_of[order]) != 0) if shared else np.ones(len(order), bool)
+        batch_of = np.cumsum(own + before * is_first) // self.batch_tokens
+        for some in np.split(order, np.flatnonzero(np.diff(batch_of)) + 1):
             if shared:
                 vectors = self.decoder.last_hidden_shared(
                     heads, tails, prefix_of[some], continuation_of=continuation_of[some]
@@ -377,7 +380,7 @@ def agreement(world: World, arguments: argparse.Namespace) -> None:
     FOUND["agreement"] = {"spread of scores": float(expected.std())}
     mine = world.decoder
     for dtype in ("float16", "bfloat16", "float32"):
-        world.decoder = PackedDecoder(world.model, device=DEVICE, dtype=dtype, batch_tokens=arguments.batch_tokens)
+        world.decoder = PackedDecoder(world.model, device=DEVICE, dtype=dtype)
         for shared in (False, True):
             scores = torch.from_numpy(world.scores(QUERY_FIRST, *pairs, shared=shared)).to(DEVICE)
             FOUND["agreement"][f"ours {dtype}{', shared' if shared else ''}"] = float((scores - expected).abs().max())

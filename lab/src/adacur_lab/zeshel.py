@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, UnknownName
 from adacur.core.records import Item, Query
 from adacur.core.spelling import did_you_mean
+from adacur.data.collections import JudgedCollection
 from adacur.data.files import joined
-from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import existing, json_lines, open_text, reading, warn_left_out
 from adacur.data.splits import QuerySplit, split_queries
 

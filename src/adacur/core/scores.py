@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -60,13 +61,8 @@ def joined_pairs(parts: Sequence[Sequence[Pair]]) -> Sequence[Pair]:
 
 def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     """One finite score per pair, in order; whatever the scorer raises becomes one error that names it."""
-    try:
-        scores = scores_of(scorer, pairs)
-    except AdacurError:
-        raise
-    except Exception as error:
-        raise scorer_failed(scorer, error) from error
-    return check_scores(scores, pairs)
+    with naming_failure(scorer):
+        return check_scores(scores_of(scorer, pairs), pairs)
 
 
 def scores_of(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
@@ -77,9 +73,15 @@ def scores_of(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     return scorer.score(list(pairs) if isinstance(pairs, PairsAt) else pairs)
 
 
-def scorer_failed(scorer: Scorer, error: Exception) -> ScorerFailed:
-    """What to raise from an error inside a scorer."""
-    return ScorerFailed(f"Scorer {scorer.card.name!r} failed with {type(error).__name__}: {error}")
+@contextmanager
+def naming_failure(scorer: Scorer) -> Iterator[None]:
+    """Whatever a scorer raises in this block becomes one error that names it."""
+    try:
+        yield
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise ScorerFailed(f"Scorer {scorer.card.name!r} failed with {type(error).__name__}: {error}") from error
 
 
 def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:

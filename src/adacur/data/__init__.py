@@ -1,23 +1,20 @@
 """Items, queries and judgements from files; splits; pseudo-queries; models and collections by name.
 
-Where to change what: `files` reads records of every format and `lines` the lines of a file; `judged_collection` is
-what BEIR folders, ir_datasets and mondo become; `catalogue` names what can be fetched and `wheels` fetches it;
-`stored` reads JSON and arrays of folders that may be damaged.
+Where to change what: `files` reads records of every format and `lines` the lines of a file; `collections` has what BEIR
+folders, ir_datasets and mondo become; `catalogue` fetches models and collections by name; `stored`
+reads JSON and arrays of folders that may be damaged.
 """
 
 from __future__ import annotations
 
 from adacur.core.cache import cache_folder
-from adacur.data.catalogue import describe, fetch, is_fetched, names
-from adacur.data.collections import mondo, wikivital
-from adacur.data.files import ItemFile, as_items, read_beir, read_items, read_qrels, read_queries
-from adacur.data.from_ir_datasets import from_ir_datasets
-from adacur.data.judged_collection import JudgedCollection
+from adacur.data.catalogue import Asset, describe, fetch, is_fetched, names
+from adacur.data.collections import JudgedCollection, from_ir_datasets, mondo, read_beir, wikivital
+from adacur.data.files import ItemFile, as_items, read_items, read_qrels, read_queries
 from adacur.data.lines import DataWarning
 from adacur.data.passages import Passages
 from adacur.data.pseudo_queries import PseudoQueryKind, pseudo_queries
 from adacur.data.splits import QuerySplit, split_queries
-from adacur.data.wheels import Asset
 
 __all__ = [
     "Asset",

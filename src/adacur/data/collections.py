@@ -1,17 +1,128 @@
-"""Real collections that every machine can fetch."""
+"""Collections with queries and judgements: BEIR folders, ir_datasets, and two that every machine can fetch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import FileFormatError
-from adacur.core.records import Item, Query
+from adacur.core.errors import DuplicateId, EmptyInput, FetchError, FileFormatError, InputError, UnknownName
+from adacur.core.extras import require
+from adacur.core.records import Item, Query, first_repeat
+from adacur.core.spelling import did_you_mean
 from adacur.data.catalogue import fetch
-from adacur.data.judged_collection import JudgedCollection
+from adacur.data.files import joined, read_items, read_qrels, read_queries
+from adacur.data.lines import warn_left_out
 
 _MONDO = "MONDO-ontology-v2026-05-05.json.zst"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedCollection:
+    """Items, queries and grades by query id and item id, which tell what is relevant to whom.
+
+    Not every query need be judged, and `qrels` is empty where none is. Judgements of absent queries or items, which
+    real collections have, are kept.
+    """
+
+    name: str
+    items: Sequence[Item] = field(repr=False)
+    queries: Sequence[Query] = field(repr=False)
+    qrels: Mapping[str, Mapping[str, int]] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for kind, records in (("item", self.items), ("query", self.queries)):
+            ids = [record.id for record in records]
+            if not ids:
+                raise EmptyInput(f"The collection {self.name!r} has no {kind}. Give at least one.")
+            if len(set(ids)) < len(ids):
+                raise DuplicateId(
+                    f"Ids must be unique; in {self.name!r} the {kind} {first_repeat(ids)!r} occurs twice."
+                )
+        if self.qrels and not self.judged:
+            raise InputError(
+                f"None of the {len(self.qrels)} judged query ids of {self.name!r} is among its {len(self.queries)} "
+                "queries. Check that both come from the same collection."
+            )
+
+    @property
+    def judged(self) -> list[Query]:
+        """The queries with judgements, in their order."""
+        return [query for query in self.queries if self.qrels.get(query.id)]
+
+
+def read_beir(folder: str | Path, *, split: str | None = None) -> JudgedCollection:
+    """A BEIR folder, in memory: corpus.jsonl, queries.jsonl and the judgements of one split, each also gzipped.
+
+    All queries are kept, whichever split they belong to: `judged` are those of the split, and the others can serve as
+    anchor queries. The split is looked for as in `read_qrels`; a folder without qrels has no judgements. Items without
+    a word, which BEIR's own collections have here and there, are left out with a `DataWarning`.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileFormatError(f"There is no folder {folder}. Give a BEIR folder: corpus.jsonl, queries.jsonl, qrels/.")
+    has_qrels = split is not None or any(folder.glob("qrels*"))
+    return JudgedCollection(
+        name=folder.resolve().name,
+        items=list(read_items(folder)),
+        queries=list(read_queries(folder)),
+        qrels=read_qrels(folder, split=split) if has_qrels else {},
+    )
+
+
+def from_ir_datasets(dataset_id: str) -> JudgedCollection:
+    """A dataset such as "beir/scifact/test", in memory; ir_datasets downloads it on first use.
+
+    The item's text is title and text joined as in `read_beir`, or what ir_datasets calls the default text. Items
+    without a word are left out, as `read_beir` leaves them out. Of several judgements of a pair, the highest grade
+    counts.
+    """
+    ir_datasets = require("ir_datasets", extra="ir-datasets")
+    try:
+        dataset = ir_datasets.load(dataset_id)
+    except KeyError:
+        near = did_you_mean(dataset_id, list(ir_datasets.registry))
+        raise UnknownName(f"ir_datasets knows no dataset {dataset_id!r}.{near}") from None
+    absent = [part for part in ("docs", "queries", "qrels") if not dataset.has(part)]
+    if absent:
+        raise InputError(
+            f"The dataset {dataset_id!r} has no {' and no '.join(absent)}. Name a part of it that has "
+            "(`ir_datasets.registry` lists them), such as 'beir/scifact/test'."
+        )
+    try:
+        everything = list(map(_item_of, dataset.docs_iter()))
+        warn_left_out(dataset_id, [item.id for item in everything if not item.text.strip()])
+        return JudgedCollection(
+            name=dataset_id,
+            items=[item for item in everything if item.text.strip()],
+            queries=[Query(query.query_id, _text_of(query)) for query in dataset.queries_iter()],
+            qrels=_qrels(dataset),
+        )
+    except (OSError, RuntimeError) as error:
+        raise FetchError(
+            f"ir_datasets could not provide {dataset_id!r}. Check that this machine is online. It said: {error}"
+        ) from error
+
+
+def _item_of(document: Any) -> Item:
+    title = getattr(document, "title", None)
+    if isinstance(title, str) and isinstance(getattr(document, "text", None), str):
+        return Item(document.doc_id, joined((title, document.text)), {"title": title})
+    return Item(document.doc_id, _text_of(document))
+
+
+def _text_of(record: Any) -> str:
+    return str(record.default_text() if hasattr(record, "default_text") else record.text)
+
+
+def _qrels(dataset: Any) -> dict[str, dict[str, int]]:
+    qrels: dict[str, dict[str, int]] = {}
+    for qrel in dataset.qrels_iter():
+        grades = qrels.setdefault(qrel.query_id, {})
+        grades[qrel.doc_id] = max(int(qrel.relevance), grades.get(qrel.doc_id, int(qrel.relevance)))
+    return qrels
 
 
 def wikivital(*, cache: str | Path | None = None) -> list[Item]:

@@ -1,4 +1,4 @@
-"""Items, queries and judgements from files: JSON, CSV, TSV, Parquet, plain text, BEIR folders; each also gzipped."""
+"""Items, queries and judgements from files: JSON, CSV, TSV, Parquet, plain text; each also gzipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import IO, Any, cast
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra
 from adacur.core.records import Item, Query, check_texts
 from adacur.core.spelling import did_you_mean
-from adacur.data.judged_collection import JudgedCollection
 from adacur.data.lines import DataWarning, existing, json_lines, json_rows, open_text, reading, warn_left_out
 
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
@@ -161,25 +160,6 @@ def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[
     if not qrels:
         raise EmptyInput(f"{file} holds no judgements.")
     return qrels
-
-
-def read_beir(folder: str | Path, *, split: str | None = None) -> JudgedCollection:
-    """A BEIR folder, in memory: corpus.jsonl, queries.jsonl and the judgements of one split, each also gzipped.
-
-    All queries are kept, whichever split they belong to: `judged` are those of the split, and the others can serve as
-    anchor queries. The split is looked for as in `read_qrels`; a folder without qrels has no judgements. Items without
-    a word, which BEIR's own collections have here and there, are left out with a `DataWarning`.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileFormatError(f"There is no folder {folder}. Give a BEIR folder: corpus.jsonl, queries.jsonl, qrels/.")
-    has_qrels = split is not None or any(folder.glob("qrels*"))
-    return JudgedCollection(
-        name=folder.resolve().name,
-        items=list(read_items(folder)),
-        queries=list(read_queries(folder)),
-        qrels=read_qrels(folder, split=split) if has_qrels else {},
-    )
 
 
 def _records(file: Path, fields: _Fields, *, limit: int | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -68,12 +68,9 @@ class _Lines(io.TextIOWrapper):
 
 
 def _open_bytes(file: Path) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.open(file) if _is_gzip(file) else file.open("rb")
-
-
-def _is_gzip(file: Path) -> bool:
     with file.open("rb") as start:
-        return file.suffix == ".gz" or start.read(len(_GZIP)) == _GZIP
+        is_gzip = file.suffix == ".gz" or start.read(len(_GZIP)) == _GZIP
+    return gzip.open(file) if is_gzip else file.open("rb")
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def read_versioned(file: Path, *, type_: str, newest: int, without: str) -> Any:
 def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = False) -> Any:
     """The array of an .npy file; OSError where it cannot be opened.
 
-    `kind` has the letters of numpy's dtype kinds that will do, such as "iu", and `ndim` counts the axes, any number
-    where it is None. With `mapped` the values stay on the disk.
+    `kind` has the letters of the allowed dtype kinds of numpy, such as "iu"; `ndim` is the number of axes, or None for
+    any. With `mapped` the values stay on the disk.
     """
     try:
         # Mapped in any case: a header that claims more than the file holds is then refused before memory is taken.

@@ -41,7 +41,7 @@ _EMBEDDINGS = "embeddings.npy"
 
 
 class RememberedQueries:
-    """Vectors of queries, made once: of the last 4,096, which an encoder is opened for when first needed."""
+    """Vectors of the last 4,096 queries, each made once; the encoder is opened when it is first needed."""
 
     def __init__(self, open_encoder: Callable[[], Encoder]) -> None:
         self._open_encoder = open_encoder
@@ -186,7 +186,7 @@ class Dense(FirstStage):
     @property
     def embeddings(self) -> FloatArray:
         """All item vectors as they are searched, shape (items, dimension), float32."""
-        return self._rows(np.arange(len(self._ids)))
+        return self._rows(slice(None))
 
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
@@ -207,7 +207,7 @@ class Dense(FirstStage):
         return self._on_device is not None
 
     def search_on(self, device: str) -> None:
-        """Compare items on a torch device from now on, if it has room for their vectors."""
+        """Compare items on a torch device from now on, if their vectors fit into its memory."""
         if len(self._ids) and DeviceVectors.fit(self._stored.nbytes, device):
             self._on_device = DeviceVectors(self._stored, self._scales, device=device)
 
@@ -218,10 +218,7 @@ class Dense(FirstStage):
             margins = self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
             found = self._on_device.nearest(vectors, min(k, len(self._ids)), margins=margins)
         if found is None:
-            return [
-                self._ranked(shortlist, self._exact(vector, shortlist), k)
-                for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True)
-            ]
+            return self._found_here(vectors, k)
         positions, scores, sure = found
         tied = (scores[:, 1:] == scores[:, :-1]).any(axis=1)
         rankings = [
@@ -229,13 +226,18 @@ class Dense(FirstStage):
             for some, exact, ties in zip(positions, scores, tied.tolist(), strict=True)
         ]
         for at in np.flatnonzero(~sure).tolist():
-            (shortlist,) = self._shortlists(vectors[at : at + 1], k)
-            rankings[at] = self._ranked(shortlist, self._exact(vectors[at], shortlist), k)
+            rankings[at : at + 1] = self._found_here(vectors[at : at + 1], k)
         return rankings
 
     def _ranked(self, positions: IntArray, scores: FloatArray, k: int) -> Ranking:
-        best = best_by_id(scores, _Names(self._ids, positions), k)
+        best = best_by_id(scores, self._ids, k, at=positions)
         return Ranking(positions[best], scores[best])
+
+    def _found_here(self, vectors: FloatArray, k: int) -> list[Ranking]:
+        return [
+            self._ranked(shortlist, self._exact(vector, shortlist), k)
+            for vector, shortlist in zip(vectors, self._shortlists(vectors, k), strict=True)
+        ]
 
     def save(self, folder: str | Path) -> None:
         """Write the embeddings, the ids and the encoder's card; the encoder's weights stay where they are."""
@@ -287,7 +289,7 @@ class Dense(FirstStage):
         _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
         return encoder
 
-    def _rows(self, positions: IntArray) -> FloatArray:
+    def _rows(self, positions: IntArray | slice) -> FloatArray:
         rows = np.asarray(self._stored[positions], dtype=np.float32)
         return rows if self._scales is None else rows * self._scales[positions, None]
 
@@ -300,12 +302,10 @@ class Dense(FirstStage):
     def _longest(self) -> float:
         """The length of the longest item vector."""
         starts = range(0, len(self._ids), _ROWS_AT_ONCE)
-        return max((float(np.linalg.norm(self._block(start), axis=1).max()) for start in starts), default=0.0)
-
-    def _block(self, start: int) -> FloatArray:
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        block = np.asarray(self._stored[rows], dtype=np.float32)
-        return block if self._scales is None else block * self._scales[rows, None]
+        return max(
+            (float(np.linalg.norm(self._rows(slice(start, start + _ROWS_AT_ONCE)), axis=1).max()) for start in starts),
+            default=0.0,
+        )
 
     def _shortlists(self, vectors: FloatArray, k: int) -> list[IntArray]:
         """Per query, positions among which the best k are sure to be."""
@@ -314,7 +314,7 @@ class Dense(FirstStage):
         # A float32 matrix product rounds differently for each shape of the batch.
         margins = self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
         for start in range(0, len(self._ids), _ROWS_AT_ONCE):
-            rows = self._block(start)
+            rows = self._rows(slice(start, start + _ROWS_AT_ONCE))
             block = np.arange(start, start + len(rows))
             for query, row in enumerate(vectors @ rows.T):
                 positions[query] = np.concatenate((positions[query], block))
@@ -332,19 +332,6 @@ class Dense(FirstStage):
             # Row by row in the same order, whatever the number of rows; a matrix product is not.
             scores[block] = np.einsum("ij,j->i", self._rows(positions[block]), vector, dtype=np.float64)
         return scores
-
-
-class _Names(Sequence[str]):
-    """The ids of some positions, read when they are needed."""
-
-    def __init__(self, ids: Sequence[str], positions: IntArray) -> None:
-        self._ids, self._positions = ids, positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._ids[int(self._positions[at])]
 
 
 def _encoded(batch: Sequence[Item], encoder: Encoder, storage: str) -> _Block:

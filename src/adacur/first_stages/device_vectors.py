@@ -15,7 +15,7 @@ from adacur.core.extras import require
 _SLACK = 64
 # Numbers in float64 at a time: 512 MB.
 _NUMBERS_AT_ONCE = 1 << 26
-# Of the memory that is free on the device when the vectors come: the Gaussian's features need room too.
+# Of the memory that is free on the device when the vectors come: the Gaussian's features need some too.
 _MOST_OF_MEMORY = 0.25
 
 
@@ -29,7 +29,7 @@ class DeviceVectors:
 
     @staticmethod
     def fit(nbytes: int, device: str) -> bool:
-        """Whether the device has room for vectors of this size."""
+        """Whether vectors of this size fit into the device's memory."""
         torch = require("torch", extra="torch")
         named = torch.device(device)
         return named.type != "cuda" or bool(nbytes <= _MOST_OF_MEMORY * torch.cuda.mem_get_info(named)[0])

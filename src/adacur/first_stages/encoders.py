@@ -28,7 +28,7 @@ from adacur.first_stages.saved import index_of
 from adacur.scorers.consent import check_consent
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.int8_products import PRECISE
-from adacur.scorers.cross_encoders.weights import settings_hash
+from adacur.scorers.cross_encoders.weights import settings_hash, tensors_digest
 from adacur.scorers.opening import imported, is_function_name
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 128
@@ -203,7 +203,7 @@ class SentenceTransformerEncoder:
             kind="sentence-transformers",
             dimension=self.dimension,
             source=source,
-            weights=_hash_of_tensors(model.state_dict()),
+            weights=f"sha256:{tensors_digest(model.state_dict())}",
             normalise=normalise,
             query_prefix=query_prefix,
             item_prefix=item_prefix,
@@ -329,13 +329,3 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trus
 def _hash_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash_of_tensors(tensors: dict[str, Any]) -> str:
-    torch = require("torch", extra="sentence-transformers")
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # As bytes, since numpy has no bfloat16.
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return "sha256:" + digest.hexdigest()

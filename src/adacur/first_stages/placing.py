@@ -36,8 +36,11 @@ def placed(first: AnyStage, items: Items) -> Placed:
     return Placed(first, items)
 
 
-def best_by_id(scores: FloatArray, ids: Sequence[str], k: int) -> IntArray:
-    """Positions of the k highest scores, best first; ties go to the smaller id."""
+def best_by_id(scores: FloatArray, ids: Sequence[str], k: int, *, at: IntArray | None = None) -> IntArray:
+    """Places of the k highest scores, best first; ties go to the smaller id.
+
+    The ids are those of the places, or of the positions that places have in `at`; they are read only where scores tie.
+    """
     candidates = np.arange(len(scores))
     if k < len(scores):
         cut = len(scores) - k
@@ -45,7 +48,8 @@ def best_by_id(scores: FloatArray, ids: Sequence[str], k: int) -> IntArray:
     order = np.argsort(-scores[candidates], kind="stable")
     in_order = scores[candidates[order]]
     if (in_order[1:] == in_order[:-1]).any():
-        names = np.array([ids[position] for position in candidates.tolist()], dtype=np.str_)
+        tied = candidates if at is None else at[candidates]
+        names = np.array([ids[position] for position in tied.tolist()], dtype=np.str_)
         order = np.lexsort((names, -scores[candidates]))
     return candidates[order[:k]]
 

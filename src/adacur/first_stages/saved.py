@@ -148,11 +148,7 @@ class StoredIds(Sequence[str]):
         if isinstance(position, slice):
             return [self[at] for at in range(*position.indices(len(self)))]
         at = range(len(self._ends))[position]
-        text = self._text[int(self._ends[at - 1]) if at else 0 : int(self._ends[at])].tobytes()
-        try:
-            return text.decode()
-        except UnicodeDecodeError as error:
-            raise _not_text(error) from error
+        return _decoded(self._text[int(self._ends[at - 1]) if at else 0 : int(self._ends[at])].tobytes())
 
     def __iter__(self) -> Iterator[str]:
         begin = 0
@@ -160,12 +156,12 @@ class StoredIds(Sequence[str]):
             ends = self._ends[start : start + 65_536].tolist()
             text, first = self._text[begin : ends[-1]].tobytes(), begin
             for end in ends:
-                try:
-                    yield text[begin - first : end - first].decode()
-                except UnicodeDecodeError as error:
-                    raise _not_text(error) from error
+                yield _decoded(text[begin - first : end - first])
                 begin = end
 
 
-def _not_text(error: UnicodeDecodeError) -> DamagedIndex:
-    return DamagedIndex(f"{_TEXT} holds an id that is not UTF-8 ({error}). Build the first stage again.")
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedIndex(f"{_TEXT} holds an id that is not UTF-8 ({error}). Build the first stage again.") from error

@@ -8,12 +8,13 @@ Where to change what, from the name of a scorer to its scores:
   readout: pair_prompt.py, readout.py, known_rerankers.py), forwards.py, decoder.py (language models: batches that share
   beginnings), pooled_head.py; pair_tokens.py (queries and items to token ids),
   item_table.py (those of items by position), pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the
-  forward pass without padding); buckets.py and recorded.py (small calls as CUDA graphs);
+  forward pass without padding); recorded.py (small calls as CUDA graphs);
   emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
 - http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind. judge.py: language models
-  that judge. Both over http_address.py (from a URL to a server) and http_requests.py (retries, keys)
+  that judge. Both over http_address.py (from a URL to a server) and http_requests.py (batches, retries, keys)
 - function.py, matrix.py, sentence_transformers.py; adapters.py: objects of LangChain, PyTerrier and rerankers
-- wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py
+- wrappers: cached.py (over score_file.py; function_code.py recognises functions), metered.py, shared_batches.py; what
+  they share: wrapping.py
 - prices.py: what pairs are charged for, counted before they are scored, and a dated table of prices
 - event_loop.py: async scorers for callers that are not async
 """

@@ -14,13 +14,14 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import AdacurError, InputError
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Pair, Query
 from adacur.core.scores import check_scores
 from adacur.scorers.calling import ascore
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile, digest
-from adacur.scorers.shared_batches import SharedBatches, shares_calls
+from adacur.scorers.shared_batches import SharedBatches
+from adacur.scorers.wrapping import Wrapping
 
 _SAVE_EVERY = 16_384
 _SEE_IDS = ("matrix", "pyterrier")
@@ -30,7 +31,7 @@ class CacheWarning(UserWarning):
     """Scores were answered but could not be stored."""
 
 
-class Cached:
+class Cached(Wrapping):
     """A scorer that is called for each pair of texts once: its scores are kept in the SQLite file `path`.
 
     The file may serve several scorers, threads and processes at once. A scorer is recognised by its card (weights,
@@ -57,15 +58,6 @@ class Cached:
         self._sees_ids = scorer.card.backend in _SEE_IDS
         self._file = ScoreFile(self.path, identity=_identity(scorer, key))
         self._lock = threading.Lock()
-
-    @property
-    def card(self) -> ScorerCard:
-        return self.scorer.card
-
-    @property
-    def shares_calls(self) -> bool:
-        """Whether callers may share a call."""
-        return shares_calls(self.scorer)
 
     @property
     def hit_rate(self) -> float:
@@ -100,14 +92,7 @@ class Cached:
     def close(self) -> None:
         """Close the scorer, if it can be closed, and the file, which the next look-up would open again."""
         self._file.close()
-        if callable(close := getattr(self.scorer, "close", None)):
-            close()
-
-    def __enter__(self) -> Cached:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def _keys(self, pairs: Sequence[Pair]) -> list[bytes]:
         digests: dict[tuple[bytes, str], bytes] = {}

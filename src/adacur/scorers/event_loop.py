@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -42,3 +42,14 @@ def run_in_background(coroutine: Coroutine[Any, Any, T], *, loop: asyncio.Abstra
     except BaseException:
         future.cancel()
         raise
+
+
+async def all_at_once(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of this work returns, done side by side; the first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__
+    return [task.result() for task in tasks]

@@ -14,7 +14,7 @@ from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores
-from adacur.scorers.event_loop import run_in_background
+from adacur.scorers.event_loop import all_at_once, run_in_background
 from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY, code_digest, importable_name
 from adacur.scorers.shared_batches import shared_batches
 
@@ -88,13 +88,7 @@ class FunctionScorer:
             turns.release()
             return scores
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(in_turn(batch)) for batch in self._batches(pairs)]
-        except ExceptionGroup as failures:
-            first = failures.exceptions[0]
-            raise first from first.__cause__
-        return _joined([task.result() for task in tasks])
+        return _joined(await all_at_once(in_turn(batch) for batch in self._batches(pairs)))
 
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         size = self._batch_size or max(1, len(pairs))

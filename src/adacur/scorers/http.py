@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,12 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScoreCountError, ScorerFailed, UnknownName
 from adacur.core.protocols import ScorerCard
-from adacur.core.records import Pair, check_texts
+from adacur.core.records import Pair
 from adacur.core.spelling import did_you_mean
 from adacur.scorers.http_address import JUDGE, Address, find_server, source
 from adacur.scorers.http_dialects import DIALECTS, Dialect
-from adacur.scorers.http_requests import Requests, json_of
+from adacur.scorers.http_requests import RemoteScorer, by_query, checked_extra, json_of, where
 
-# Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
-_SPLIT = {413, 422}
 _NEAREST_TO_CERTAIN = 1e-9
 _SCORES = ("auto", "raw", "probability")
 # Logits of that many pairs hardly all lie between 0 and 1 by chance.
@@ -31,7 +28,7 @@ class ProbabilityWarning(UserWarning):
     """A server answers with probabilities, which tie where they are rounded or saturated; logits do not."""
 
 
-class HttpScorer:
+class HttpScorer(RemoteScorer):
     """A cross-encoder behind a rerank endpoint, called over HTTP with retries.
 
     - url: the root of the server, or its rerank address;
@@ -85,7 +82,7 @@ class HttpScorer:
             raise InputError(f"scores must be one of {', '.join(_SCORES)}; got {scores!r}.")
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}.")
-        self._requests = Requests(
+        super().__init__(
             name=name or address.host,
             key=address.key(api_key),
             concurrency=concurrency,
@@ -133,27 +130,11 @@ class HttpScorer:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        return self._looked_at(self._requests.run(self._score(pairs)))
+        return self._looked_at(super().score(pairs))
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; cancelling it cancels its requests."""
-        return self._looked_at(await self._requests.arun(self._score(pairs)))
-
-    def close(self) -> None:
-        """Close the connections; calls in flight fail."""
-        self._requests.close()
-
-    def __enter__(self) -> HttpScorer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
-        # By text, so that neither the order of requests nor of answers can attach a score to another pair.
-        scores: dict[tuple[str, str], float] = {}
-        await self._requests.each([self._score_batch(batch, scores) for batch in self._batches(pairs)])
-        return np.array([scores[query.text, item.text] for query, item in pairs])
+        return self._looked_at(await super().ascore(pairs))
 
     def requests(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
         """The pairs of each request that a call with these makes: what a price by the request counts."""
@@ -161,37 +142,19 @@ class HttpScorer:
 
     def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
         """Distinct texts of one query at a time, in batches that the server takes."""
-        groups: dict[str, dict[str, Pair]] = {}
-        for query, item in distinct_pairs(pairs):
-            groups.setdefault(query.text, {})[item.text] = (query, item)
         batches: list[list[Pair]] = []
-        for group in groups.values():
-            distinct = list(group.values())
+        for distinct in by_query(pairs):
             # 33 texts at 32 a request are better sent as 17 and 16.
             even = math.ceil(len(distinct) / math.ceil(len(distinct) / self.batch_size))
             batches += [distinct[start : start + even] for start in range(0, len(distinct), even)]
         return batches
 
-    async def _score_batch(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
-        body = self._dialect.request(
-            batch[0][0].text,
-            [item.text for _, item in batch],
-            model=self.model,
-            raw=not self._takes_logits,
-            instruction=self.instruction,
-        )
-        response = await self._requests.send(self.url, body | self._extra, where=where(batch))
-        if response.status_code in _SPLIT and len(batch) > 1:
-            half = math.ceil(len(batch) / 2)
-            await self._score_batch(batch[:half], scores)
-            await self._score_batch(batch[half:], scores)
-        elif response.is_success:
-            for (query, item), score in zip(batch, self._read_scores(response, batch).tolist(), strict=True):
-                scores[query.text, item.text] = score
-        else:
-            raise self._requests.refused(response, where(batch))
+    def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
+        texts = [item.text for _, item in batch]
+        raw = not self._takes_logits
+        return self._dialect.request(batch[0][0].text, texts, model=self.model, raw=raw, instruction=self.instruction)
 
-    def _read_scores(self, response: Any, batch: list[Pair]) -> FloatArray:
+    def _scores_in(self, response: Any, batch: list[Pair]) -> list[float]:
         try:
             answers = self._dialect.scores_in(json_of(response))
             # bool is a kind of int.
@@ -208,7 +171,8 @@ class HttpScorer:
             n_scores = f"{len(answers)} scores for {len(batch)} texts{lost}"
             raise ScoreCountError(f"{self.url} returned {n_scores}.{where(batch)}")
         values = np.array([scores[at] for at in range(len(batch))], dtype=np.float64)
-        return self._logits(values, batch) if self._takes_logits else values
+        given: list[float] = (self._logits(values, batch) if self._takes_logits else values).tolist()
+        return given
 
     def _logits(self, values: FloatArray, batch: list[Pair]) -> FloatArray:
         # A single-precision 1 may be read as a little more.
@@ -240,42 +204,6 @@ class HttpScorer:
                     stacklevel=3,
                 )
         return scores
-
-
-def distinct_pairs(pairs: Sequence[Pair]) -> list[Pair]:
-    """The first pair of each two texts, in order; texts that cannot be sent are refused."""
-    distinct: dict[tuple[str, str], Pair] = {}
-    for query, item in pairs:
-        check_texts("Query", query.id, query.text)
-        check_texts("Item", item.id, item.text)
-        distinct.setdefault((query.text, item.text), (query, item))
-    return list(distinct.values())
-
-
-def where(batch: Sequence[Pair]) -> str:
-    """The pairs of a request, in a few words for the end of an error."""
-    query, item = batch[0]
-    first = f"query {query.id!r} and item {item.id!r}"
-    return f" ({first})" if len(batch) == 1 else f" (On {len(batch)} pairs, the first of {first}.)"
-
-
-def checked_extra(
-    extra: Mapping[str, Any] | None, remembered: Mapping[str, str], *, taken: frozenset[str]
-) -> dict[str, Any]:
-    """More fields for requests, given or remembered in a URL; none that is `taken`."""
-    try:
-        fields = json.loads(remembered.get("extra", "{}")) if extra is None else extra
-        json.dumps(fields, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"extra must be fields that JSON can hold: {error}.") from error
-    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise InputError(f"extra must be a mapping from names of fields to values; got {type(fields).__name__}.")
-    if both := sorted(taken & fields.keys()):
-        raise InputError(
-            f"extra must not have fields that are set here ({', '.join(sorted(taken))}); got {both[0]!r}. Most of them "
-            "have an option of their own."
-        )
-    return dict(fields)
 
 
 def _checked_instruction(instruction: str | None, kind: str) -> str | None:

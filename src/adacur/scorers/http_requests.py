@@ -10,12 +10,18 @@ import os
 import random
 import re
 import weakref
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
+from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
 from adacur.core.extras import require
-from adacur.scorers.event_loop import background_loop, run_in_background
+from adacur.core.records import Pair, check_texts
+from adacur.scorers.event_loop import all_at_once, background_loop, run_in_background
+from adacur.scorers.wrapping import Closing
 
 T = TypeVar("T")
 
@@ -68,16 +74,6 @@ class Requests:
         """The same, awaited; cancelling it cancels the work."""
         # The connections belong to one loop, and requests run there, whatever loop the caller has.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background_loop(_THREAD)))
-
-    async def each(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Do all of this work at once; the first failure ends it."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in work:
-                    group.create_task(one)
-        except ExceptionGroup as failures:
-            first = failures.exceptions[0]
-            raise first from first.__cause__
 
     def close(self) -> None:
         """Close the connections; calls in flight fail."""
@@ -215,6 +211,100 @@ class Requests:
 
     def _has_been_closed(self) -> ScorerFailed:
         return ScorerFailed(f"The scorer {self.name!r} has been closed. Open it again to score.")
+
+
+class RemoteScorer(Closing):
+    """A scorer that sends batches of pairs to a server, side by side; `limits` are those of `Requests`."""
+
+    url: str
+    _extra: dict[str, Any]
+    # Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
+    _split: ClassVar[frozenset[int]] = frozenset({413, 422})
+
+    def __init__(self, *, name: str, key: str | None, **limits: Any) -> None:
+        self._requests = Requests(name=name, key=key, **limits)
+
+    @abstractmethod
+    def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
+        """The pairs of each request, none twice."""
+
+    @abstractmethod
+    def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
+        """The request for a batch, without the `extra` fields."""
+
+    @abstractmethod
+    def _scores_in(self, response: Any, batch: list[Pair]) -> list[float]:
+        """The scores in the answer to a batch."""
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        return self._requests.run(self._score(pairs))
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order; cancelling it cancels its requests."""
+        return await self._requests.arun(self._score(pairs))
+
+    def close(self) -> None:
+        """Close the connections; calls in flight fail."""
+        self._requests.close()
+
+    async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
+        # By text, so that neither the order of requests nor of answers can attach a score to another pair.
+        scores: dict[tuple[str, str], float] = {}
+        await all_at_once(self._send(batch, scores) for batch in self._batches(pairs))
+        return np.array([scores[query.text, item.text] for query, item in pairs])
+
+    async def _send(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
+        response = await self._requests.send(self.url, self._body(batch) | self._extra, where=where(batch))
+        if response.status_code in self._split and len(batch) > 1:
+            half = math.ceil(len(batch) / 2)
+            await self._send(batch[:half], scores)
+            await self._send(batch[half:], scores)
+        elif response.is_success:
+            for (query, item), score in zip(batch, self._scores_in(response, batch), strict=True):
+                scores[query.text, item.text] = score
+        else:
+            raise self._requests.refused(response, self._advice(response) + where(batch))
+
+    def _advice(self, response: Any) -> str:
+        """What may help where a request was refused, beside what its status says."""
+        return ""
+
+
+def by_query(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The first pair of each two texts, those of a query together; texts that cannot be sent are refused."""
+    groups: dict[str, dict[str, Pair]] = {}
+    for query, item in pairs:
+        check_texts("Query", query.id, query.text)
+        check_texts("Item", item.id, item.text)
+        groups.setdefault(query.text, {}).setdefault(item.text, (query, item))
+    return [list(group.values()) for group in groups.values()]
+
+
+def where(batch: Sequence[Pair]) -> str:
+    """The pairs of a request, in a few words for the end of an error."""
+    query, item = batch[0]
+    first = f"query {query.id!r} and item {item.id!r}"
+    return f" ({first})" if len(batch) == 1 else f" (On {len(batch)} pairs, the first of {first}.)"
+
+
+def checked_extra(
+    extra: Mapping[str, Any] | None, remembered: Mapping[str, str], *, taken: frozenset[str]
+) -> dict[str, Any]:
+    """More fields for requests, given or remembered in a URL; none that is `taken`."""
+    try:
+        fields = json.loads(remembered.get("extra", "{}")) if extra is None else extra
+        json.dumps(fields, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"extra must be fields that JSON can hold: {error}.") from error
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+        raise InputError(f"extra must be a mapping from names of fields to values; got {type(fields).__name__}.")
+    if both := sorted(taken & fields.keys()):
+        raise InputError(
+            f"extra must not have fields that are set here ({', '.join(sorted(taken))}); got {both[0]!r}. Most of them "
+            "have an option of their own."
+        )
+    return dict(fields)
 
 
 def json_of(response: Any) -> Any:

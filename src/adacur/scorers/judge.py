@@ -11,26 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PAIR_TEXT, TASK, question
-from adacur.scorers.http import checked_extra, distinct_pairs, where
 from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
-from adacur.scorers.http_requests import Requests, json_of
+from adacur.scorers.http_requests import RemoteScorer, by_query, checked_extra, json_of, where
 
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
 _BATCH_SIZE = 16
-# Half of a batch may be taken where one text in it is too long.
-_SPLIT = {400, 413, 422}
 # Services write −9999 or −inf for what cannot be.
 _IMPOSSIBLE = -100.0
 _CERTAIN = 1e-3
 _SHOWN = 5
 
 
-class JudgeScorer:
+class JudgeScorer(RemoteScorer):
     """A chat or completions endpoint asked for one token per pair, whose logprobs make the score.
 
     - url: the root of the server (its `/v1/chat/completions` is asked), or an address that ends in `/chat/completions`
@@ -53,6 +49,9 @@ class JudgeScorer:
     `prompt`, `answers`, `url` and `model` say what was taken, and `card.source` is a URL that opens the same again.
     What a call costs is not known here.
     """
+
+    # Half of a batch may be taken where one text in it is too long.
+    _split = RemoteScorer._split | {400}
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class JudgeScorer:
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)
-        self._requests = Requests(
+        super().__init__(
             name=name or address.host,
             key=address.key(api_key),
             concurrency=concurrency,
@@ -98,7 +97,7 @@ class JudgeScorer:
         else:
             self.prompt = _checked_prompt(given_prompt, instruction=self.instruction)
         self._top = top_logprobs
-        self._extra = checked_extra(extra, remembered, taken=frozenset(self._body(["", ""])))
+        self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
         self._requests.name = name or server.model or address.host
         decides = [self.prompt, self._instruction, list(self.answers.items()), self._is_chat, self._top, self._extra]
         is_usual = tuple(self.answers) == ANSWERS
@@ -120,63 +119,33 @@ class JudgeScorer:
     def __repr__(self) -> str:
         return f"JudgeScorer({self.url!r}, model={self.model!r}, answers={', '.join(self.answers)})"
 
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order."""
-        return self._requests.run(self._score(pairs))
-
-    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order; cancelling it cancels its requests."""
-        return await self._requests.arun(self._score(pairs))
-
     def render(self, query: Query, item: Item) -> str:
         """The prompt of a pair, as it is sent."""
         texts = {"instruction": self._instruction, "query": query.text, "item": item.text}
         # In one pass, so that a text that says "{item}" is left as it is.
         return _PLACES.sub(lambda place: texts[place[1]], self.prompt)
 
-    def close(self) -> None:
-        """Close the connections; calls in flight fail."""
-        self._requests.close()
-
-    def __enter__(self) -> JudgeScorer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def _is_graded(self) -> bool:
         return any(grade is not None for grade in self.answers.values())
 
-    async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
-        # By text, as in HttpScorer; the pairs of a query one after another, for servers that keep prefixes.
-        scores: dict[tuple[str, str], float] = {}
-        queries: dict[str, list[Pair]] = {}
-        for pair in distinct_pairs(pairs):
-            queries.setdefault(pair[0].text, []).append(pair)
-        waiting = [pair for group in queries.values() for pair in group]
-        starts = range(0, len(waiting), self.batch_size)
-        await self._requests.each([self._ask(waiting[at : at + self.batch_size], scores) for at in starts])
-        return np.array([scores[query.text, item.text] for query, item in pairs])
+    def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
+        # The pairs of a query one after another, for servers that keep prefixes.
+        waiting = [pair for group in by_query(pairs) for pair in group]
+        return [waiting[at : at + self.batch_size] for at in range(0, len(waiting), self.batch_size)]
 
-    def _body(self, prompts: Sequence[str]) -> dict[str, Any]:
+    def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
+        prompts = [self.render(query, item) for query, item in batch]
         asked = {"model": self.model, "max_tokens": 1, "temperature": 0}
         if not self._is_chat:
-            return {**asked, "prompt": list(prompts), "logprobs": self._top}
-        messages = [{"role": "user", "content": prompts[0]}]
+            return {**asked, "prompt": prompts, "logprobs": self._top}
+        messages = [{"role": "user", "content": prompt} for prompt in prompts]
         return {**asked, "messages": messages, "logprobs": True, "top_logprobs": self._top}
 
-    async def _ask(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
-        body = self._body([self.render(*pair) for pair in batch])
-        response = await self._requests.send(self.url, body | self._extra, where=where(batch))
-        if response.status_code in _SPLIT and len(batch) > 1:
-            half = math.ceil(len(batch) / 2)
-            await self._ask(batch[:half], scores)
-            await self._ask(batch[half:], scores)
-            return
-        if not response.is_success:
-            advice = f" {_ADVICE}" if "logprobs" in response.text else ""
-            raise self._requests.refused(response, advice + where(batch))
+    def _advice(self, response: Any) -> str:
+        return f" {_ADVICE}" if "logprobs" in response.text else ""
+
+    def _scores_in(self, response: Any, batch: list[Pair]) -> list[float]:
         try:
             given = json_of(response)["choices"]
             choices = {choice["index"]: choice for choice in given}
@@ -187,8 +156,7 @@ class JudgeScorer:
                 f"A language model answers with a JSON object that has one of 'choices' per prompt; {self.url} "
                 f"answered {self._requests.in_words(response)} Is this the address of one?{where(batch)}"
             ) from error
-        for at, pair in enumerate(batch):
-            scores[pair[0].text, pair[1].text] = self._read(choices[at], where([pair]))
+        return [self._read(choices[at], where([pair])) for at, pair in enumerate(batch)]
 
     def _read(self, choice: Mapping[str, Any], at: str) -> float:
         given = choice.get("message")

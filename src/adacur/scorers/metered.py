@@ -10,14 +10,14 @@ from itertools import product
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.money import Money, Price
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Pair, Query
 from adacur.scorers.calling import ascore, score_grid
 from adacur.scorers.prices import count_tokens, price_of, units_of
-from adacur.scorers.shared_batches import shares_calls
+from adacur.scorers.wrapping import Wrapping
 
 
-class Metered:
+class Metered(Wrapping):
     """A scorer that counts: `calls` are pairs answered, `seconds` the time they took, summed over threads.
 
     With a `price`, such as "0.05 USD / 1M tokens", or `tokens_of`, a function from pairs to their numbers of tokens,
@@ -39,15 +39,6 @@ class Metered:
         if tokens_of is not None:
             self.tokens_of = tokens_of
         self._lock = threading.Lock()
-
-    @property
-    def card(self) -> ScorerCard:
-        return self.scorer.card
-
-    @property
-    def shares_calls(self) -> bool:
-        """Whether callers may share a call."""
-        return shares_calls(self.scorer)
 
     @property
     def cost(self) -> Money | None:
@@ -74,11 +65,6 @@ class Metered:
         with self._lock:
             self.calls = self.tokens = self.units = 0
             self.seconds = 0.0
-
-    def close(self) -> None:
-        """Close the scorer, if it can be closed."""
-        if callable(close := getattr(self.scorer, "close", None)):
-            close()
 
     @contextmanager
     def _counting(self, calls: int, pairs: Sequence[Pair]) -> Iterator[None]:

@@ -125,7 +125,7 @@ class ScoreFile:
         )
         try:
             self._create_tables(connection)
-            # Readers and a writer work at once. Where another process is at it in this moment, it sets it for both.
+            # Readers need not wait for a writer. If another process is setting this right now, that serves both.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")
             # The newest scores may be lost in a power cut, never in a crash, and the file stays whole in both.

@@ -21,14 +21,15 @@ from adacur.core.records import Pair
 from adacur.scorers.adapters import check_has
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
-from adacur.scorers.cross_encoders.weights import weights_hash, with_effect
+from adacur.scorers.cross_encoders.weights import tensors_digest, weights_hash, with_effect
+from adacur.scorers.wrapping import Closing
 
 _EXTRA = "sentence-transformers"
 # Tokenizers without a limit write 10^30.
 _NO_LIMIT = 10**9
 
 
-class SentenceTransformersScorer:
+class SentenceTransformersScorer(Closing):
     """A `sentence_transformers.CrossEncoder`, or the folder or hub name of one; raw float32 logits.
 
     The identity takes the place of the model's activation, which by default is a sigmoid and ties the best items. Only
@@ -129,24 +130,14 @@ class SentenceTransformersScorer:
             _ = self.card
             self._model = None
 
-    def __enter__(self) -> SentenceTransformersScorer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _weights(self) -> str | None:
         """A hash of the files, or of the weights in memory: an object may have been trained since it was loaded."""
         if self._folder is not None:
             files = [*self._folder.rglob("*.safetensors")] or [*self._folder.rglob("pytorch_model*.bin")]
             if files:
                 return weights_hash(files)
-        state, digest, as_bytes = self._model.state_dict(), hashlib.sha256(), require("torch", extra=_EXTRA).uint8
-        for key, tensor in sorted(state.items()):
-            digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(as_bytes).numpy().data)
         # Other backends than torch keep their weights out of sight.
-        return digest.hexdigest()[:32] if state else None
+        return tensors_digest(state)[:32] if (state := self._model.state_dict()) else None
 
     def _settings(self) -> str:
         """A hash of tokenizer, template, prompts, modules and configuration, as the model has them now."""

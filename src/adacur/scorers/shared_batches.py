@@ -14,9 +14,10 @@ import numpy as np
 
 from adacur.core.arrays import FloatArray
 from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.core.protocols import Scorer
 from adacur.core.records import Pair
 from adacur.core.scores import check_scores, joined_pairs, scores_of
+from adacur.scorers.wrapping import Wrapping, shares_calls
 
 _PAIRS_PER_CALL = 1024
 
@@ -25,7 +26,7 @@ _PAIRS_PER_CALL = 1024
 _Request = tuple[Sequence[Pair], Future[FloatArray]]
 
 
-class SharedBatches:
+class SharedBatches(Wrapping):
     """A scorer whose callers share calls: while one call runs, the pairs of all who wait gather for the next.
 
     Callers may be threads (`score`) and tasks of any event loop (`ascore`). A caller that comes alone is served at
@@ -44,10 +45,6 @@ class SharedBatches:
         self._max_pairs = max_pairs
         self._begin()
 
-    @property
-    def card(self) -> ScorerCard:
-        return self.scorer.card
-
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; waits for its turn."""
         # A scorer that calls itself must not wait in the queue that it holds up.
@@ -64,11 +61,6 @@ class SharedBatches:
         if threading.current_thread() is self._worker:
             return scores_of(self.scorer, pairs)
         return await asyncio.wrap_future(self._enqueued(pairs))
-
-    def close(self) -> None:
-        """Close the scorer, if it can be closed."""
-        if callable(close := getattr(self.scorer, "close", None)):
-            close()
 
     def _begin(self) -> None:
         self._process = os.getpid()
@@ -130,27 +122,15 @@ class SharedBatches:
                 answer.set_result(share)
 
 
-def shares_calls(scorer: Scorer) -> bool:
-    """Whether callers may share a call of this scorer, as it says itself.
-
-    True of models in this process, where a pair that is sent again after another caller's failure costs only time. A
-    function, a service or an object may charge for it.
-    """
-    return bool(getattr(scorer, "shares_calls", False))
-
-
-def queue_for(scorer: Scorer, *, shared: bool) -> SharedBatches:
-    """A queue in which callers share calls, or one that makes each caller's call after the other."""
-    return SharedBatches(scorer, max_pairs=_PAIRS_PER_CALL if shared else 1)
-
-
 def shared_batches(scorer: Scorer) -> SharedBatches:
-    """The queue of all who await this scorer now."""
+    """The queue of all who await this scorer now; one call after another where they may not share them."""
     with _queues_lock:
         # A queue keeps its scorer alive, so that while it is in use no other object can have the scorer's id.
         queue = _queues.get(id(scorer))
         if queue is None:
-            queue = _queues[id(scorer)] = queue_for(scorer, shared=shares_calls(scorer))
+            queue = _queues[id(scorer)] = SharedBatches(
+                scorer, max_pairs=_PAIRS_PER_CALL if shares_calls(scorer) else 1
+            )
         return queue
 
 

@@ -25,7 +25,7 @@ from adacur.core.protocols import Scorer
 from adacur.core.records import Pair, Query
 from adacur.core.results import Hits
 from adacur.core.scores import joined_pairs, score_pairs
-from adacur.scorers.shared_batches import shares_calls
+from adacur.scorers.wrapping import shares_calls
 from adacur.search import rounds
 from adacur.search.methods import Plan
 from adacur.search.options import SearchOptions

@@ -24,7 +24,7 @@ from adacur.index import Drift, drift_now
 from adacur.scorers.cached import past_cache
 from adacur.scorers.metered import tokens_and_units
 from adacur.scorers.prices import counts_exactly, price_of
-from adacur.scorers.shared_batches import shares_calls
+from adacur.scorers.wrapping import shares_calls
 from adacur.serving.failures import Refusal
 from adacur.serving.indexes import Served
 from adacur.serving.metrics import Metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -114,6 +115,7 @@ def train_cross_encoder(
         )
     shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
+    limits = {"max_tokens": max_tokens, "max_item_tokens": max_item_tokens}
     facts = {
         "trains": "cross-encoder",
         "head": head if isinstance(head, str) else asdict(head),
@@ -130,11 +132,10 @@ def train_cross_encoder(
         "shortlist": shortlist,
         "sample": sample,
         "teachers": [asdict(teacher.card) for teacher in teachers],
-        "max_tokens": max_tokens,
-        "max_item_tokens": max_item_tokens,
+        **limits,
     }
     from adacur.training import fitting
-    from adacur.training.turns import Turns, planned
+    from adacur.training.turns import Turns, opened_for_scoring, planned
 
     place_to_train = fitting.chosen_device(device, settings).type
     pairs_per_epoch = len(data.learnt) * (1 + negatives)
@@ -158,9 +159,8 @@ def train_cross_encoder(
             add_tags=add_tags,
             prompt=prompt,
             readout=readout,
-            max_tokens=max_tokens,
-            max_item_tokens=max_item_tokens,
             squared=bool(teachers),
+            **limits,
         )
         shortlists = first_stage_positions(first, data.held_out.queries, data.items, depth=shortlist)
         if not any(map(len, shortlists)):
@@ -192,11 +192,8 @@ def train_cross_encoder(
             first,
             plan,
             run,
-            model.save,
-            device=place_to_train,
+            partial(opened_for_scoring, model.save, run.state / "as-it-is", device=place_to_train, **limits),
             seed=settings.seed,
-            max_tokens=max_tokens,
-            max_item_tokens=max_item_tokens,
             progress=progress,
         )
         taught = Taught(teachers, judged, data.items, run.teachers, progress=progress) if teachers else None

@@ -27,34 +27,30 @@ from adacur.training.settings import TrainingSettings
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Examples:
-    """An example per query, drawn anew for every epoch.
+    """An example per query, `n` of them, drawn anew for every epoch.
 
     - `draw(place, epoch, mined)`: the example of the query at this place; `mined` are its items of this epoch
     - `collate`: several examples as the arguments of the model's forward
     - `mine(epoch)`: called before the first step of an epoch: items for each query, or None
     """
 
-    def __init__(
-        self,
-        n: int,
-        *,
-        draw: Callable[[int, int, Any], Any],
-        collate: Callable[[list[Any]], dict[str, Any]],
-        mine: Callable[[int], Sequence[Any] | None],
-    ) -> None:
-        self._n, self._draw, self.collate, self._mine = n, draw, collate, mine
-        self._epoch = 0
-        self._mined: Sequence[Any] | None = None
+    n: int
+    draw: Callable[[int, int, Any], Any]
+    collate: Callable[[list[Any]], dict[str, Any]]
+    mine: Callable[[int], Sequence[Any] | None]
+    _epoch: int = 0
+    _mined: Sequence[Any] | None = None
 
     def __len__(self) -> int:
-        return self._n
+        return self.n
 
     def __getitem__(self, place: int) -> Any:
-        return self._draw(place, self._epoch, None if self._mined is None else self._mined[place])
+        return self.draw(place, self._epoch, None if self._mined is None else self._mined[place])
 
     def begin_epoch(self, epoch: int) -> None:
-        self._epoch, self._mined = epoch, self._mine(epoch)
+        self._epoch, self._mined = epoch, self.mine(epoch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,7 +256,7 @@ class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
                 return torch.stack(losses).sum()
             except torch.OutOfMemoryError:
                 pass
-            # Here, where the failed attempt holds no memory any more.
+            # Only outside the except block is the memory of the failed attempt free.
             for weight, gradient in zip(weights, before, strict=True):
                 weight.grad = None if gradient is None else gradient.clone()
             self.model.take_less()

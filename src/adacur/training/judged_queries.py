@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,10 +96,10 @@ def update_with_texts(digest: Any, records: Iterable[Item] | Iterable[Query]) ->
         digest.update(f"{record.id}\0{record.text}\0".encode(errors="replace"))
 
 
-def distinct_texts(items: Items) -> tuple[list[str], IntArray]:
-    """Every text of the items once, and which of them each item has."""
+def distinct_texts(items: Items, key: Callable[[str], str] = str) -> tuple[list[str], IntArray]:
+    """The different keys of the items' texts, by default the texts themselves, and the number of each item's."""
     rows: dict[str, int] = {}
-    of = [rows.setdefault(item.text, len(rows)) for item in items.at(range(len(items)))]
+    of = [rows.setdefault(key(item.text), len(rows)) for item in items.at(range(len(items)))]
     return list(rows), np.array(of, np.intp)
 
 
@@ -110,8 +110,7 @@ def words_of(text: str) -> str:
 
 def same_words(items: Items) -> IntArray:
     """A number per item; near-duplicates, which are items of the same words, have the same."""
-    rows: dict[str, int] = {}
-    return np.array([rows.setdefault(words_of(item.text), len(rows)) for item in items.at(range(len(items)))], np.intp)
+    return distinct_texts(items, words_of)[1]
 
 
 def warn_of_leaks(training: JudgedCollection, test: JudgedCollection) -> None:

@@ -297,25 +297,14 @@ def likeliest(found: Sequence[SetAside]) -> list[SetAside]:
 
 
 def list_set_aside(found: Sequence[SetAside], judged: JudgedQueries, items: Items, folder: Path) -> None:
-    """Write the list where there is anything to look at, and say so: one item of a query, and at most 50 in all."""
+    """List items for a person to judge, as texts: one item of a query, and at most 50 in all; no file for none."""
     file = folder / _LIST
     file.unlink(missing_ok=True)
     listed = likeliest(found)[:_LISTED]
-    if listed:
-        write_set_aside(file, listed, judged, items)
-        _log.warning(
-            "%s items outscore the relevant item of their query by a margin: missing judgements, or mistakes. The %d "
-            "most likely to be judgements, one of a query, are in %s.",
-            f"{len(found):,}",
-            len(listed),
-            file,
-        )
-
-
-def write_set_aside(file: Path, found: Sequence[SetAside], judged: JudgedQueries, items: Items) -> None:
-    """List items for a person to judge, as texts."""
+    if not listed:
+        return
     with file.open("w", encoding="utf-8") as stream:
-        for one in found:
+        for one in listed:
             query = judged.queries[one.place]
             relevant, item = items.at([int(judged.relevant[one.place][0]), one.position])
             row = {
@@ -330,6 +319,13 @@ def write_set_aside(file: Path, found: Sequence[SetAside], judged: JudgedQueries
                 "because": one.because,
             }
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    _log.warning(
+        "%s items outscore the relevant item of their query by a margin: missing judgements, or mistakes. The %d "
+        "most likely to be judgements, one of a query, are in %s.",
+        f"{len(found):,}",
+        len(listed),
+        file,
+    )
 
 
 def still_preferred(scorer: Scorer, judged: JudgedQueries, items: Items, mined: Mined) -> Mined:

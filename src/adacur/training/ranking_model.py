@@ -1,13 +1,15 @@
-"""A cross-encoder with its loss and its steps; imported only where one is trained, as it needs torch."""
+"""Cross-encoders to be trained, with loss and steps; imported only where one is trained, as this needs torch."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import itertools
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,11 +19,19 @@ from torch.utils.checkpoint import checkpoint
 
 from adacur.core.arrays import FloatArray, IntArray
 from adacur.core.errors import InputError, TrainingFailed
-from adacur.scorers.cross_encoders.checkpoints import check_is_fast, quiet, written_whole
+from adacur.scorers.cross_encoders.checkpoints import (
+    check_complete,
+    has_chat_template,
+    quiet,
+    read_model,
+    read_tokenizer,
+    written_whole,
+)
 from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts, chosen_max_tokens
-from adacur.training.prompted_model import PromptedModel, untrained_prompted
+from adacur.scorers.cross_encoders.readout import Readout
 
 _log = logging.getLogger(__name__)
 # The place of a query, the positions of its items, and the targets of their scores.
@@ -34,6 +44,8 @@ _TOKENS_IN_MEMORY = {"cpu": 8192, "cuda": 65_536}
 # Of one token in one layer, per hidden unit: 26.3 GiB were seen for 90,000 tokens of 12 layers of 384 in bfloat16.
 _BYTES_HELD = 80
 _SHARE_OF_MEMORY = 0.25
+_QUESTION = "Query: {query}\nDocument: {item}\nDoes the document answer the query? Answer Yes or No."
+_ANSWERS = ("Yes", "No")
 
 
 class RankingModel(torch.nn.Module):  # type: ignore[misc]
@@ -143,7 +155,7 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
                     return scores
             except torch.OutOfMemoryError:
                 pass
-            # Here, where the failed attempt holds no memory any more.
+            # Only outside the except block is the memory of the failed attempt free.
             self.take_less()
 
     def save(self, folder: Path) -> None:
@@ -201,21 +213,14 @@ def untrained(folder: Path, head: EmbHead | None, *, add_tags: bool) -> tuple[An
     """Tokenizer and module of a base, with a linear layer on the CLS token where no [EMB] head is given."""
     if head is not None:
         return make_emb_cross_encoder(folder, head=head, add_tags=add_tags)
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            module, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1, ignore_mismatched_sizes=True, output_loading_info=True
-            )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
-    # A head may be new, and a pooler is part of it.
+    tokenizer = read_tokenizer(folder)
+    module, missing = read_model(
+        folder, "AutoModelForSequenceClassification", num_labels=1, ignore_mismatched_sizes=True
+    )
     body = f"{module.base_model_prefix}."
-    if missing := sorted(
-        name for name in loading["missing_keys"] if name.startswith(body) and not name.startswith(f"{body}pooler.")
-    ):
-        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
-    check_is_fast(tokenizer, folder)
+    # A head may be new, and a pooler is part of it.
+    in_body = (name for name in missing if name.startswith(body) and not name.startswith(f"{body}pooler."))
+    check_complete(in_body, folder)
     # It learns plain pairs, and a model that comes with a template is not scored by them.
     tokenizer.chat_template = None
     return tokenizer, module.float()
@@ -229,3 +234,80 @@ def untied(state: dict[str, Any]) -> dict[str, Any]:
             state[name] = tensor.clone()
         seen.add(tensor.data_ptr())
     return state
+
+
+class PromptedModel(torch.nn.Module):  # type: ignore[misc]
+    """A causal model whose one logit is read off the last token of a prompt, with gradients."""
+
+    def __init__(self, causal: Any, prompt: PairPrompt, readout: Readout, rows: list[int]) -> None:
+        super().__init__()
+        self.causal, self.prompt, self.rows = causal, prompt, rows
+        self._weights, self.config = readout.weights, causal.config
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        body = self.causal.base_model
+        hidden = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        last = hidden[torch.arange(len(hidden), device=hidden.device), attention_mask.sum(1) - 1]
+        # A difference of two logits in half precision has few digits left.
+        with torch.autocast(last.device.type, enabled=False):
+            weights = torch.tensor(self._weights, device=last.device)
+            row = weights @ self.causal.get_output_embeddings().weight[self.rows].float()
+            return SimpleNamespace(logits=(last.float() @ row)[:, None])
+
+    def save(self, tokenizer: Any, folder: Path, *, max_tokens: int) -> None:
+        """Write what `adacur.scorer` and sentence-transformers open: the prompt as a template, and the tokens read."""
+        self.causal.save_pretrained(folder)
+        tokenizer.chat_template = self.prompt.chat_template()
+        tokenizer.model_max_length = max_tokens
+        tokenizer.save_pretrained(folder)
+        output = {"method": "forward", "method_output_name": "logits"}
+        package = "sentence_transformers"
+        written = {
+            "modules.json": [
+                {"idx": 0, "name": "0", "path": "", "type": f"{package}.base.modules.transformer.Transformer"},
+                {
+                    "idx": 1,
+                    "name": "1",
+                    "path": "1_LogitScore",
+                    "type": f"{package}.cross_encoder.modules.logit_score.LogitScore",
+                },
+            ],
+            "sentence_bert_config.json": {
+                "transformer_task": "text-generation",
+                "modality_config": {"text": output, "message": {**output, "format": "flat"}},
+                "module_output_name": "causal_logits",
+            },
+            "config_sentence_transformers.json": {
+                "model_type": "CrossEncoder",
+                "prompts": {},
+                "default_prompt_name": None,
+            },
+            "1_LogitScore/config.json": {
+                "true_token_id": self.rows[0],
+                "false_token_id": self.rows[1] if len(self.rows) > 1 else None,
+            },
+        }
+        for name, content in written.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def untrained_prompted(folder: Path, *, prompt: str | None, readout: str | None) -> tuple[Any, PromptedModel]:
+    """Tokenizer and module of a causal base; without a prompt, a question in the words of its chat template."""
+    tokenizer = read_tokenizer(folder)
+    causal, missing = read_model(folder, "AutoModelForCausalLM")
+    check_complete(missing, folder)
+    if prompt is None and has_chat_template(folder):
+        made = PairPrompt.of_chat(tokenizer, [{"role": "user", "content": _QUESTION}])
+    else:
+        made = PairPrompt.of_format(f"{_QUESTION} " if prompt is None else prompt)
+    read = Readout.of(readout or _ANSWERS)
+    if made.item_first or read.kind not in ("odds", "token"):
+        raise InputError(
+            "A language model is trained with a prompt that has the query first, and the odds of two tokens or the "
+            f"logit of one; got the prompt {made.text!r} and the readout {read}."
+        )
+    if getattr(causal.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        raise InputError(f"The model in {folder} caps its logits, which is not trained here. Take another base.")
+    rows = read.rows(tokenizer.backend_tokenizer, n_rows=causal.get_output_embeddings().weight.shape[0])
+    return tokenizer, PromptedModel(causal.float(), made, read, rows)

@@ -7,16 +7,18 @@ import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adacur.core.arrays import IntArray
 from adacur.core.budget import is_whole
 from adacur.core.errors import InputError
-from adacur.core.protocols import Items
+from adacur.core.protocols import Items, Scorer
 from adacur.first_stages import AnyStage
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.training.judged_queries import JudgedQueries
@@ -44,8 +46,8 @@ _MINED_PER_TRAINED_PAIR = {"cpu": 4, "cuda": 32}
 class Turns:
     """What negatives are drawn from, turn by turn; every turn but the first begins with a mining.
 
-    A mining is stored in the run's folder, so that a run that was killed goes on with the same. `save` writes the model
-    as it is to a folder.
+    A mining is stored in the run's folder, so that a run that was killed goes on with the same. `opened` opens the
+    model as it is at that moment.
     """
 
     n: int
@@ -56,11 +58,8 @@ class Turns:
     first: AnyStage
     plan: MiningPlan | None
     run: RunFolder
-    save: Callable[[Path], None]
-    device: str
+    opened: Callable[[], AbstractContextManager[Scorer]]
     seed: int
-    max_tokens: int | None = None
-    max_item_tokens: int | None = None
     progress: bool = False
     _pools: tuple[int, list[Pool]] | None = None
 
@@ -77,7 +76,8 @@ class Turns:
         mined = [Mined.load(file) for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]
         aside = [*_twice_in(mined), *others]
         if mined:
-            again = self._with_scorer(lambda scorer: still_preferred(scorer, self.judged, self.items, mined[-1]))
+            with self.opened() as scorer:
+                again = still_preferred(scorer, self.judged, self.items, mined[-1])
             known = {(one.place, one.position): one for one in aside}
             for one in again.all_outscoring("in the last mining and after training"):
                 earlier = known.get((one.place, one.position))
@@ -100,39 +100,29 @@ class Turns:
     def _mined(self, turn: int) -> Mined:
         """What the mining before this turn found: from the run's folder, or now."""
         file = self.run.mined(turn)
-        plan = self.plan
         if not file.exists():
-            assert plan is not None
+            assert self.plan is not None
             started = time.monotonic()
-            found = self._with_scorer(
-                lambda scorer: mine(
-                    scorer,
-                    self.judged,
-                    self.items,
-                    first=self.first,
-                    plan=plan,
-                    seed=self.seed + turn,
-                    progress=self.progress,
-                )
-            )
+            options: dict[str, Any] = {"seed": self.seed + turn, "progress": self.progress}
+            with self.opened() as scorer:
+                found = mine(scorer, self.judged, self.items, first=self.first, plan=self.plan, **options)
             found.save(file)
             _log.info("Mining before turn %d took %.0f s.", turn + 1, time.monotonic() - started)
         return Mined.load(file)
 
-    def _with_scorer(self, use: Callable[[TorchCrossEncoder], Mined]) -> Mined:
-        """Open the model as it is for scoring, which is many times faster than its steps; draws go on as before."""
-        import torch
 
-        folder = self.run.state / "as-it-is"
-        with torch.random.fork_rng(devices=[] if self.device == "cpu" else None):
-            self.save(folder)
-            try:
-                with TorchCrossEncoder(
-                    folder, device=self.device, max_tokens=self.max_tokens, max_item_tokens=self.max_item_tokens
-                ) as scorer:
-                    return use(scorer)
-            finally:
-                shutil.rmtree(folder)
+@contextmanager
+def opened_for_scoring(save: Callable[[Path], None], folder: Path, **options: Any) -> Iterator[TorchCrossEncoder]:
+    """A model in training as a scorer, which is many times faster than its steps; random draws go on as before."""
+    import torch
+
+    with torch.random.fork_rng(devices=[] if options["device"] == "cpu" else None):
+        save(folder)
+        try:
+            with TorchCrossEncoder(folder, **options) as scorer:
+                yield scorer
+        finally:
+            shutil.rmtree(folder)
 
 
 def _twice_in(mined: Sequence[Mined]) -> list[SetAside]:

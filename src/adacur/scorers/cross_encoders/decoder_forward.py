@@ -5,26 +5,22 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from adacur.core.arrays import IntArray
-from adacur.core.errors import InputError, ScorerFailed
+from adacur.core.errors import InputError
 from adacur.core.extras import require
 from adacur.scorers.cross_encoders.attention import has_kernel
-from adacur.scorers.cross_encoders.prefix_batches import PrefixBatches, Spans, TokenBatch
+from adacur.scorers.cross_encoders.shared_prefixes import Spans, TokenBatch, token_batch
 
 _log = logging.getLogger(__name__)
 _BODIES = {"llama": "LlamaModel", "qwen2": "Qwen2Model", "qwen3": "Qwen3Model"}
 # Those whose frequencies do not depend on how long a text is.
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
-_CPU_BATCH_TOKENS = 8192
-_GPU_BATCH_TOKENS = 65_536
-_LARGE_GPU_BATCH_TOKENS = 262_144
-_LARGE_GPU_BYTES = 32 << 30
 # A smaller product is over before the kernel's tiles have filled the device.
 _ROWS_FOR_KERNEL = 4096
 _TILE = 128
@@ -44,21 +40,13 @@ class _Layer:
 class PackedDecoder:
     """A Llama, Qwen2 or Qwen3 body that answers with the last token's vector of each sequence, behind the final norm.
 
-    `model` is the body, or a model around it; its weights are copied to `device` in `dtype`. The last layer is computed
-    for the last tokens alone. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
-    gets half as many from then on.
+    `model` is a body that `can_run`, or a model around it; its weights are copied to `device` in `dtype`. The last
+    layer is computed for the last tokens alone. A call is one forward pass: its caller must leave memory for it.
     """
 
-    def __init__(self, model: Any, *, device: Any, dtype: Any, batch_tokens: int | None = None) -> None:
+    def __init__(self, model: Any, *, device: Any, dtype: Any) -> None:
         torch = self._torch = require("torch", extra="torch")
         body = model.base_model
-        if not self.can_run(body):
-            raise InputError(
-                "A packed decoder runs LlamaModel, Qwen2Model and Qwen3Model without sliding windows, adapters or "
-                f"quantised weights; got {type(body).__name__}. Run it through transformers."
-            )
-        if batch_tokens is not None and batch_tokens < 1:
-            raise InputError(f"batch_tokens must be at least 1; got {batch_tokens}.")
         config = body.config
         self._device = torch.device(device)
         self._dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -67,8 +55,6 @@ class PackedDecoder:
         self._head_size: int = body.layers[0].self_attn.head_dim
         self._epsilon: float = config.rms_norm_eps
         self._wide: int = config.intermediate_size
-        self._most_batch_tokens = batch_tokens or _default_batch_tokens(torch, self._device)
-        self.batch_tokens = self._most_batch_tokens
         self.size: int = config.hidden_size
         self._kernels = self._usable_kernels()
         self._programs = self._swiglu_programs()
@@ -115,9 +101,15 @@ class PackedDecoder:
         parts = {".".join(name.split(".")[2:-1]) for name, _ in body.named_parameters() if name.startswith("layers.")}
         return not stray and parts <= _PARTS and len(body.layers) == config.num_hidden_layers
 
+    @property
+    def pads(self) -> bool:
+        """Whether its attention copies texts to the length of the longest."""
+        return self._kernels is None
+
     def last_hidden(self, sequences: Sequence[ArrayLike]) -> Any:
         """Vectors of the sequences' last tokens, (sequences, hidden size), float32 on the device."""
-        return self.last_hidden_shared([()], sequences, np.zeros(len(sequences), np.int64))
+        n = len(sequences)
+        return self.last_hidden_shared([()], sequences, np.zeros(n, np.intp), continuation_of=np.arange(n))
 
     def last_hidden_shared(
         self,
@@ -125,45 +117,22 @@ class PackedDecoder:
         continuations: Sequence[ArrayLike],
         prefix_of: ArrayLike,
         *,
-        continuation_of: ArrayLike | None = None,
+        continuation_of: ArrayLike,
     ) -> Any:
-        """The same for the sequences prefixes[prefix_of[i]] + continuations[i], each prefix run once per batch.
+        """The same for the sequences prefixes[prefix_of[i]] + continuations[continuation_of[i]], each prefix run once.
 
-        With `continuation_of`, sequence i ends in continuations[continuation_of[i]]: a grid lists each text once.
         Either part may be empty, not both.
         """
-        torch = self._torch
-        batches = PrefixBatches(prefixes, continuations, prefix_of, continuation_of, vocabulary=len(self._words))
-        answers = torch.empty((len(batches), self.size), dtype=torch.float32, device=self._device)
-        start = 0
-        with torch.inference_mode():
-            (order,) = self._sent([batches.order])
-            while start < len(batches):
-                end = batches.batch_end(start, tokens=self.batch_tokens, padded=self._kernels is None)
-                try:
-                    answers[order[start:end]] = self._vectors(self._on_device(batches.batch(start, end)))
-                except torch.OutOfMemoryError:
-                    self._take_less(end - start)
-                    continue
-                start = end
-        return answers
-
-    def _take_less(self, n_sequences: int) -> None:
-        if self._device.type == "cuda":
-            self._torch.cuda.empty_cache()
-        if n_sequences == 1:
-            # What filled the device is not this model, and may be gone by the next call.
-            self.batch_tokens = self._most_batch_tokens
-            raise ScorerFailed(
-                f"The device {str(self._device)!r} has too little memory left for one sequence. Free some, give it "
-                "shorter texts, or use device='cpu'."
+        batch = token_batch(prefixes, continuations, prefix_of, continuation_of)
+        lowest, highest = batch.ids.min(), batch.ids.max()
+        # On a GPU, a row that is not there would take the whole process down.
+        if not 0 <= lowest <= highest < len(self._words):
+            raise InputError(
+                f"Token ids must lie between 0 and {len(self._words) - 1}; got {lowest} to {highest}. Is the tokenizer "
+                "another model's?"
             )
-        self.batch_tokens = max(1, self.batch_tokens // 2)
-        _log.warning(
-            "The device %s ran out of memory; decoding goes on with at most %d tokens at a time.",
-            self._device,
-            self.batch_tokens,
-        )
+        with self._torch.inference_mode():
+            return self._vectors(self._on_device(batch))
 
     def _vectors(self, batch: TokenBatch) -> Any:
         """Vectors behind the final norm, of the last tokens."""
@@ -248,20 +217,10 @@ class PackedDecoder:
 
     def _on_device(self, batch: TokenBatch) -> TokenBatch:
         spans = (*batch.spans, batch.read_spans)
-        arrays = [batch.ids, batch.positions, batch.read_rows]
-        for some in spans:
-            arrays += [some.query_starts, some.starts, some.counts, some.prefix_starts, some.prefix_counts]
-        ids, positions, read_rows, *rest = self._sent(arrays)
-        sent = [
-            replace(
-                some,
-                **dict(zip(("query_starts", "starts", "counts", "prefix_starts", "prefix_counts"), part, strict=True)),
-            )
-            for some, part in zip(spans, (rest[at : at + 5] for at in range(0, len(rest), 5)), strict=True)
-        ]
-        return replace(
-            batch, ids=ids, positions=positions, read_rows=read_rows, spans=tuple(sent[:-1]), read_spans=sent[-1]
-        )
+        arrays = [array for some in spans for array in some[:5]]
+        ids, positions, read_rows, *rest = self._sent([batch.ids, batch.positions, batch.read_rows, *arrays])
+        *sent, read_spans = (Spans._make((*rest[5 * at : 5 * at + 5], *some[5:])) for at, some in enumerate(spans))
+        return TokenBatch(ids, positions, batch.n_positions, tuple(sent), read_rows, read_spans)
 
     def _sent(self, arrays: Sequence[IntArray]) -> Any:
         """Arrays on the device as int32, in one copy that the host does not wait for."""
@@ -402,10 +361,3 @@ def _rms_norm(states: Any, weight: Any, epsilon: float) -> Any:
     wide = states.float()
     normed = wide * (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
     return weight * normed.to(states.dtype)
-
-
-def _default_batch_tokens(torch: Any, device: Any) -> int:
-    if device.type != "cuda":
-        return _CPU_BATCH_TOKENS
-    is_large = torch.cuda.get_device_properties(device).total_memory >= _LARGE_GPU_BYTES
-    return _LARGE_GPU_BATCH_TOKENS if is_large else _GPU_BATCH_TOKENS

@@ -10,7 +10,15 @@ from typing import Any
 
 from adacur.core.errors import FileFormatError, InputError
 from adacur.core.extras import require
-from adacur.scorers.cross_encoders.checkpoints import check_is_fast, checkpoint_folder, quiet, written_whole
+from adacur.scorers.cross_encoders.checkpoints import (
+    check_complete,
+    checkpoint_folder,
+    quiet,
+    read_model,
+    read_pretrained,
+    read_tokenizer,
+    written_whole,
+)
 from adacur.scorers.cross_encoders.weights import json_in
 
 _KEY = "adacur_emb_head"
@@ -117,27 +125,18 @@ def _transformer_in(folder: Path) -> Path:
 def _encoder(folder: Path) -> tuple[Any, Any]:
     """Tokenizer and body in float32."""
     require("torch", extra="torch")
-    transformers = require("transformers", extra="torch")
+    tokenizer = read_tokenizer(folder)
+    if read_pretrained(folder, "AutoConfig").is_encoder_decoder:
+        raise InputError(f"An [EMB] head reads an encoder; the model in {folder} has a decoder too. Take another base.")
     try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            if transformers.AutoConfig.from_pretrained(folder).is_encoder_decoder:
-                raise InputError("An [EMB] head reads an encoder, and this is one with a decoder. Take another base.")
-            body, loading = _body(transformers, folder)
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers encoder: {error}") from error
-    # A pooler is not read by this head, and not every encoder can be had without.
-    if missing := sorted(name for name in loading["missing_keys"] if not name.startswith("pooler.")):
-        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
-    check_is_fast(tokenizer, folder)
+        body, missing = read_model(folder, "AutoModel", add_pooling_layer=False)
+    except InputError as error:
+        # Not every encoder can be had without a pooler, which this head does not read.
+        if not isinstance(error.__cause__, TypeError):
+            raise
+        body, missing = read_model(folder, "AutoModel")
+    check_complete((name for name in missing if not name.startswith("pooler.")), folder)
     return tokenizer, body.float()
-
-
-def _body(transformers: Any, folder: Path) -> Any:
-    try:
-        return transformers.AutoModel.from_pretrained(folder, output_loading_info=True, add_pooling_layer=False)
-    except TypeError:
-        return transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
 
 
 def _register(tokenizer: Any, head: EmbHead) -> None:

@@ -17,6 +17,8 @@ from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
 
 _log = logging.getLogger(__name__)
 _Batches = Callable[[TokenPairs], Any]
+# Compiling takes seconds; a model that has had this much to do will have more.
+_TOKENS_BEFORE_COMPILING = 20_000_000
 
 
 class PackedForward:
@@ -31,7 +33,7 @@ class PackedForward:
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.packed_end(start, tokens=tokens)
 
-    def logits(self, batches: PairBatches, start: int, end: int, *, compiled: bool) -> Any:
+    def logits(self, batches: PairBatches, start: int, end: int) -> Any:
         return self.of_packed(batches.packed(start, end))
 
     @property
@@ -45,29 +47,33 @@ class PackedForward:
 
 
 class PaddedForward:
-    """Any model as it is, over padded batches."""
+    """Any model as it is, over padded batches; compiled in long runs, if it may be."""
 
     def __init__(
-        self, torch: Any, model: Any, batches: _Batches, *, read: Callable[[Any], Any], takes_types: bool
+        self,
+        torch: Any,
+        model: Any,
+        batches: _Batches,
+        *,
+        read: Callable[[Any], Any],
+        takes_types: bool,
+        may_compile: bool,
     ) -> None:
         self._torch, self._model, self._read, self.batches = torch, model, read, batches
         self._takes_types = takes_types and "token_type_ids" in inspect.signature(model.forward).parameters
-        self._compiled: Any = None
+        self._may_compile, self._n_tokens = may_compile, 0
 
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.padded_end(start, tokens=tokens)
 
-    def logits(self, batches: PairBatches, start: int, end: int, *, compiled: bool) -> Any:
+    def logits(self, batches: PairBatches, start: int, end: int) -> Any:
         inputs = batches.padded(start, end)
         if not self._takes_types:
             del inputs["token_type_ids"]
-        model = self._compiled_model(inputs) if compiled else self._model
-        return self._read(model(**inputs).logits.float())
-
-    def _compiled_model(self, inputs: dict[str, Any]) -> Any:
-        if self._compiled is None:
-            self._compiled = compiled_or_plain(self._torch, self._model, example=inputs)
-        return self._compiled
+        self._n_tokens += batches.tokens(start, end)
+        if self._may_compile and self._n_tokens > _TOKENS_BEFORE_COMPILING:
+            self._model, self._may_compile = compiled_or_plain(self._torch, self._model, example=inputs), False
+        return self._read(self._model(**inputs).logits.float())
 
 
 class PromptedForward:
@@ -78,9 +84,9 @@ class PromptedForward:
         self.batches = partial(PromptBatches, torch, device=device)
 
     def batch_end(self, batches: PromptBatches, start: int, *, tokens: int) -> int:
-        return batches.end(start, tokens=tokens)
+        return batches.end(start, tokens=tokens, padded=self._body.pads)
 
-    def logits(self, batches: PromptBatches, start: int, end: int, *, compiled: bool) -> Any:
+    def logits(self, batches: PromptBatches, start: int, end: int) -> Any:
         return self._head(batches.hidden(self._body, start, end))
 
 
@@ -101,7 +107,7 @@ def compiled_or_plain(torch: Any, model: Any, *, example: dict[str, Any]) -> Any
 
 
 def forward_of(
-    torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int
+    torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int, may_compile: bool
 ) -> PackedForward | PaddedForward | PromptedForward:
     """The fastest forward pass that can run a model, with its body in `dtype` and all behind it in float32."""
     model = opened.model
@@ -129,7 +135,7 @@ def forward_of(
             return packed(head=lambda vectors: read(model.layers(vectors[:, 0])))
         if hasattr(model, "classifier"):
             return packed(head=lambda vectors: read(_classified(model, vectors)))
-    return PaddedForward(torch, model, batches, read=read, takes_types=takes_types)
+    return PaddedForward(torch, model, batches, read=read, takes_types=takes_types, may_compile=may_compile)
 
 
 def _classified(model: Any, vectors: Any) -> Any:

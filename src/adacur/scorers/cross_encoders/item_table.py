@@ -62,7 +62,7 @@ class ItemTables:
         )
 
     def prepare(self, items: Items) -> int:
-        """Keep the tokens of all items, in order, as far as there is room; how many items are known then."""
+        """Keep the tokens of all items, in order, while they fit into memory; returns how many items are known then."""
         with self._lock:
             known = set(self._table(items).rows)
         new = [place for place in range(len(items)) if place not in known]
@@ -91,7 +91,7 @@ class ItemTables:
         return dict(zip(places, zip(rows, tags.tolist(), strict=True), strict=True))
 
     def _keep(self, items: Items, rows: dict[int, _Row], *, anew: bool) -> bool:
-        """Whether there was room for these; a full memory may begin `anew`."""
+        """Whether these fit into memory; if they do not, `anew` clears it first."""
         with self._lock:
             table = self._table(items)
             new = {place: row for place, row in rows.items() if place not in table.rows}

@@ -27,6 +27,7 @@ from adacur.scorers.cross_encoders.explanation import Explanation, explained
 from adacur.scorers.cross_encoders.int8_products import PRECISE, int8_products
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
+from adacur.scorers.wrapping import Closing
 
 _INT8_OPERATORS = (
     b"DynamicQuantize",
@@ -40,7 +41,7 @@ _INT8_OPERATORS = (
 _KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
-class OnnxCrossEncoder:
+class OnnxCrossEncoder(Closing):
     """A cross-encoder in an ONNX file with a tokenizer.json beside it, [EMB] ones included; raw float32 logits.
 
     Each pair is one inference on one thread, and `threads` of them run side by side (all cores by default). A score
@@ -147,12 +148,6 @@ class OnnxCrossEncoder:
             self._session = None
         self._workers.shutdown()
 
-    def __enter__(self) -> OnnxCrossEncoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _scores(self, pairs: TokenPairs) -> FloatArray:
         if self._session is None:
             raise self._closed()
@@ -195,7 +190,7 @@ class OnnxCrossEncoder:
         session = self._session
         if session is None:
             raise self._closed()
-        inputs: dict[str, TokenArray] = pairs.padded([position], pad_id=self._tokens.pad_id)
+        inputs: dict[str, TokenArray] = pairs.inputs(position)
         fed = {name: inputs[name].astype(dtype, copy=False) for name, dtype in self._inputs.items()}
         try:
             logits: FloatArray = session.run([self._output], fed)[0]

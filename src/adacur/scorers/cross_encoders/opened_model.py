@@ -12,11 +12,11 @@ from adacur.scorers.cross_encoders.checkpoints import (
     Shape,
     architecture,
     check_complete,
-    check_is_fast,
     check_names_no_code,
     has_chat_template,
     load_classifier,
-    quiet,
+    read_model,
+    read_tokenizer,
     shape_of,
     st_modules,
 )
@@ -114,32 +114,21 @@ def _language_model(
     The prompt is the one given; else that of its chat template, if modules.json or the template's roles say so; else
     that of a known reranker of this name; else a question to a chat model.
     """
-    torch, transformers = require("torch", extra="torch"), require("transformers", extra="torch")
+    torch = require("torch", extra="torch")
     is_causal = architecture(folder).endswith("ForCausalLM")
     if readout is not None and readout.of_labels == is_causal:
         has = "tokens, not labels" if is_causal else "labels, not tokens"
         raise InputError(
             f"The model in {folder} is a {architecture(folder)}: it gives {has}; got the readout {readout}."
         )
-    kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForSequenceClassification
-    try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers model: {error}") from error
-    check_is_fast(tokenizer, folder)
+    tokenizer = read_tokenizer(folder)
     # Before the weights: they take longest.
     made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
     asks = prompt is None and _is_chat_model(folder, name, tokenizer)
     read = readout or (Readout.odds(*ANSWERS) if asks else _readout(folder, name, is_causal=is_causal))
-    try:
-        with quiet(transformers):
-            model, loading = kind.from_pretrained(
-                folder, dtype="auto", output_loading_info=True, trust_remote_code=False
-            )
-    except Exception as error:
-        raise InputError(f"{folder} cannot be read as a transformers model: {error}") from error
-    check_complete(loading, folder)
+    kind = "AutoModelForCausalLM" if is_causal else "AutoModelForSequenceClassification"
+    model, missing = read_model(folder, kind, dtype="auto")
+    check_complete(missing, folder)
     output = model.get_output_embeddings() if is_causal else getattr(model, "score", None)
     if output is None:
         raise InputError(

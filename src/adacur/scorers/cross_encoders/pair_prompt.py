@@ -84,7 +84,7 @@ class PairPrompt:
         """What the chat template of a transformers tokenizer makes of a pair, found with two texts that stand out.
 
         By default the query has the role "query" and the item the role "document", and an instruction is a system
-        message: what sentence-transformers gives. `messages` of one's own have {query}, {item} and {instruction} in
+        message: what sentence-transformers gives. Given `messages` have {query}, {item} and {instruction} in
         their contents, and the template opens the answer. `options` go to the template.
         """
         if messages is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -189,9 +189,10 @@ class TokenPairs:
         )
         return TokenPairs(own, query_of, item_of)
 
-    def padded(self, positions: Iterable[int], *, pad_id: int) -> dict[str, TokenArray]:
-        """Model inputs for these pairs, padded on the right to the longest."""
-        return padded([self.texts.pair(self.query_of[at], self.item_of[at]) for at in positions], pad_id=pad_id)
+    def inputs(self, at: int) -> dict[str, TokenArray]:
+        """Model inputs for one pair."""
+        ids, types = self.texts.pair(self.query_of[at], self.item_of[at])[:, None]
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
 
 
 class PairTokenizer:
@@ -351,17 +352,6 @@ class PairTokenizer:
             if size <= _TOKENS_KNOWN:
                 self._known.update(new)
                 self._n_known += size
-
-
-def padded(pairs: Sequence[TokenArray], *, pad_id: int) -> dict[str, TokenArray]:
-    """Pairs of (ids, types) as model inputs, padded on the right to the longest."""
-    ids = np.full((len(pairs), max(pair.shape[1] for pair in pairs)), pad_id, np.int64)
-    mask, types = np.zeros_like(ids), np.zeros_like(ids)
-    for at, pair in enumerate(pairs):
-        length = pair.shape[1]
-        ids[at, :length], types[at, :length] = pair
-        mask[at, :length] = 1
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
 def chosen_max_tokens(

@@ -7,11 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from adacur.core.errors import InputError
-from adacur.scorers.cross_encoders.checkpoints import check_is_fast, pooling_of, quiet, st_modules
+from adacur.scorers.cross_encoders.checkpoints import (
+    check_complete,
+    pooling_of,
+    read_model,
+    read_tokenizer,
+    st_modules,
+)
 from adacur.scorers.cross_encoders.weights import json_in
 
 
@@ -46,21 +51,14 @@ class PooledClassifier(torch.nn.Module):  # type: ignore[misc]
 def load_pooled_classifier(folder: Path) -> tuple[Any, PooledClassifier]:
     """Tokenizer and model of a folder whose modules `checkpoints.shape_of` calls "pooled"."""
     modules = st_modules(folder)
+    tokenizer = read_tokenizer(folder)
+    body, missing = read_model(folder, "AutoModel")
+    # A pooler that nothing reads may be missing.
+    check_complete((name for name in missing if not name.startswith("pooler.")), folder)
     try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            body, loading = transformers.AutoModel.from_pretrained(
-                folder, output_loading_info=True, trust_remote_code=False
-            )
         layers = torch.nn.Sequential(*(_layer(kind, folder / path) for kind, path in modules[2:]))
-    except InputError:
-        raise
     except Exception as error:
         raise InputError(f"{folder} cannot be read as a cross-encoder of several modules: {error}") from error
-    # A pooler that nothing reads may be missing.
-    if missing := sorted(name for name in loading["missing_keys"] if not name.startswith("pooler.")):
-        raise InputError(f"The checkpoint in {folder} lacks the weights {missing}, which would be random.")
-    check_is_fast(tokenizer, folder)
     return tokenizer, PooledClassifier(body, str(pooling_of(folder / modules[1][1])), layers)
 
 

@@ -27,6 +27,7 @@ from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.recorded import RecordedForward
 from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
+from adacur.scorers.wrapping import Closing
 
 _log = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -36,11 +37,9 @@ _LARGE_GPU_BATCH_TOKENS = 262_144
 _LARGE_GPU_BYTES = 32 << 30
 # A grid is cut into parts of this many pairs, to bound the memory that their bookkeeping takes.
 _PAIRS_AT_ONCE = 1 << 22
-# Compiling takes seconds; a scorer that has had this much to do will have more.
-_TOKENS_BEFORE_COMPILING = 20_000_000
 
 
-class TorchCrossEncoder:
+class TorchCrossEncoder(Closing):
     """A transformers model as a scorer, from a folder or by a hub name; raw float32 logits.
 
     Its files say what it is: a classifier of plain pairs, an [EMB] cross-encoder, a transformer with pooling and dense
@@ -114,12 +113,19 @@ class TorchCrossEncoder:
         pad_id = opened.model.config.pad_token_id
         self._pad_id: int = self._tokens.pad_id if pad_id is None else pad_id
         self._forward: Any = forward_of(
-            self._torch, opened, device=self._device, dtype=getattr(self._torch, self._dtype), pad_id=self._pad_id
+            self._torch,
+            opened,
+            device=self._device,
+            dtype=getattr(self._torch, self._dtype),
+            pad_id=self._pad_id,
+            may_compile=compiled and self._device.type == "cuda",
         )
-        self._may_compile = compiled and self._device.type == "cuda" and opened.shape != "decoder"
-        self._tokens_seen = 0
         self._tables = ItemTables(self._tokens)
-        self._recorded = self._recorded_forward()
+        self._recorded: RecordedForward | None = None
+        if isinstance(self._forward, PackedForward) and self._forward.can_be_recorded:
+            self._recorded = RecordedForward(
+                self._torch, self._forward.of_packed, device=self._device, pad_id=self._pad_id
+            )
         # One forward at a time: two at once would need twice the memory and be no faster.
         self._lock = threading.Lock()
 
@@ -206,12 +212,6 @@ class TorchCrossEncoder:
             if self._device.type == "cuda":
                 self._torch.cuda.empty_cache()
 
-    def __enter__(self) -> TorchCrossEncoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _scores(self, pairs: TokenPairs, *, recorded: bool = False) -> FloatArray:
         """One score per pair; a small call may take a `recorded` forward pass."""
         if not len(pairs):
@@ -234,29 +234,17 @@ class TorchCrossEncoder:
             start = 0
             while start < len(batches):
                 end = self._forward.batch_end(batches, start, tokens=self._batch_tokens)
-                logits = self._logits(batches, start, end)
-                if logits is None:
-                    self._take_less(end - start)
-                    continue
-                scores[batches.order[start:end]] = logits
-                start = end
+                n_refused = 0
+                try:
+                    scores[batches.order[start:end]] = self._forward.logits(batches, start, end)
+                    start = end
+                except self._torch.OutOfMemoryError:
+                    n_refused = end - start
+                if n_refused:
+                    # Only outside the except block is the memory of the failed attempt free.
+                    self._take_less(n_refused)
             answers: FloatArray = scores.cpu().numpy()
             return answers
-
-    def _recorded_forward(self) -> RecordedForward | None:
-        forward = self._forward
-        if not isinstance(forward, PackedForward) or not forward.can_be_recorded:
-            return None
-        return RecordedForward(self._torch, forward.of_packed, device=self._device, pad_id=self._pad_id)
-
-    def _logits(self, batches: Any, start: int, end: int) -> Any:
-        """The logits of a batch; None where the device has too little memory for it."""
-        self._tokens_seen += batches.tokens(start, end)
-        compiled = self._may_compile and self._tokens_seen > _TOKENS_BEFORE_COMPILING
-        try:
-            return self._forward.logits(batches, start, end, compiled=compiled)
-        except self._torch.OutOfMemoryError:
-            return None
 
     def _check_open(self) -> None:
         if self._forward is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adacur.core.errors import FileFormatError
+from adacur.core.extras import require
 
 _FILES = (
     "config.json",
@@ -55,6 +56,16 @@ def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = 
     if settings:
         digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:32]
+
+
+def tensors_digest(tensors: Mapping[str, Any]) -> str:
+    """A SHA-256 of weights in memory, with their names, types and shapes."""
+    torch, digest = require("torch", extra="torch"), hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        # As bytes, since numpy has no bfloat16.
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[str, Any] | None = None) -> str:

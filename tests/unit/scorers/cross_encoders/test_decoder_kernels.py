@@ -18,7 +18,7 @@ def interpreted(program: str) -> None:
         import torch
         from adacur.scorers.cross_encoders import decoder_forward, decoder_kernels
         from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder, attend
-        from adacur.scorers.cross_encoders.prefix_batches import PrefixBatches
+        from adacur.scorers.cross_encoders.shared_prefixes import token_batch
         torch.manual_seed(0)
         """,
         program,
@@ -32,8 +32,8 @@ def test_the_attention_kernel_sees_the_prefix_and_what_came_before() -> None:
         for lengths, shared, heads in (([5, 1, 3, 2], 1, 3), ([20, 33, 0, 9], 3, 9), ([70, 50], 2, 2)):
             prefixes = [[1] * n for n in (40, 0, 9, 65)[: len(lengths)]]
             prefixes[1] = [2] * (33 if lengths[1] == 1 else 0)
-            batches = PrefixBatches(prefixes, [[3] * n for n in lengths], range(len(lengths)), vocabulary=9)
-            batch = decoder._on_device(batches.batch(0, len(batches)))
+            places = range(len(lengths))
+            batch = decoder._on_device(token_batch(prefixes, [[3] * n for n in lengths], places, places))
             rows = len(batch.ids)
             joint = torch.randn(rows, heads + 2 * shared, 32, dtype=torch.float16)
             query, key, value = joint.split([heads, shared, shared], 1)
@@ -75,12 +75,12 @@ def test_a_decoder_with_kernels_answers_as_the_plain_forward_in_float32(family: 
                 parameter += torch.randn_like(parameter) * 0.1
         rng = np.random.default_rng(0)
         prefixes, tails = ([rng.integers(0, 97, n) for n in lengths] for lengths in ((30, 0, 5), (4, 1, 20, 0, 9)))
-        given = (prefixes, tails, [0, 1, 2, 2, 0])
-        expected = PackedDecoder(model, device="cpu", dtype="float32").last_hidden_shared(*given)
+        given, of = (prefixes, tails, [0, 1, 2, 2, 0]), range(5)
+        expected = PackedDecoder(model, device="cpu", dtype="float32").last_hidden_shared(*given, continuation_of=of)
         half = PackedDecoder(model, device="cpu", dtype="float16")
-        eager = half.last_hidden_shared(*given)
+        eager = half.last_hidden_shared(*given, continuation_of=of)
         half._kernels, half._programs, decoder_forward._ROWS_FOR_KERNEL = decoder_kernels, 2, 1
-        got = half.last_hidden_shared(*given)
+        got = half.last_hidden_shared(*given, continuation_of=of)
         off = (eager - expected).abs().max()
         assert 0 < off < 0.1
         assert (got - expected).abs().max() <= 2 * off and not torch.equal(got, eager)

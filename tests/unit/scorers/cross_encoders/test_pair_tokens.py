@@ -30,22 +30,20 @@ def tokenizer(request) -> tokenizers.Tokenizer:
 
 def test_joined_pairs_are_what_the_tokenizer_makes_of_the_whole_pair(tokenizer) -> None:
     tokens = PairTokenizer(tokenizer, max_tokens=64)
-    inputs = tokens.pairs(PAIRS).padded(range(len(PAIRS)), pad_id=tokens.pad_id)
-    for row, (query, item) in enumerate(PAIRS):
+    made = tokens.pairs(PAIRS)
+    for at, (query, item) in enumerate(PAIRS):
         ids, types = whole(tokenizer, query.text, item.text)
-        assert inputs["input_ids"][row, : len(ids)].tolist() == ids
-        assert (inputs["input_ids"][row, len(ids) :] == tokens.pad_id).all()
-        assert inputs["token_type_ids"][row, : len(ids)].tolist() == types
-        assert inputs["attention_mask"][row].sum() == len(ids) == tokens.pairs(PAIRS).lengths[row]
+        inputs = {name: array.tolist() for name, array in made.inputs(at).items()}
+        assert inputs == {"input_ids": [ids], "attention_mask": [[1] * len(ids)], "token_type_ids": [types]}
+        assert made.lengths[at] == len(ids)
 
 
 def test_a_grid_is_the_pairs_query_by_query(tokenizer) -> None:
     tokens = PairTokenizer(tokenizer, max_tokens=64)
-    everything = range(len(PAIRS))
-    made = tokens.texts(QUERIES, ITEMS).grid(), tokens.pairs(PAIRS)
-    grid, pairs = (one.padded(everything, pad_id=0) for one in made)
-    for name, array in pairs.items():
-        np.testing.assert_array_equal(grid[name], array)
+    grid, pairs = tokens.texts(QUERIES, ITEMS).grid(), tokens.pairs(PAIRS)
+    assert len(grid) == len(pairs)
+    for at in range(len(PAIRS)):
+        np.testing.assert_array_equal(grid.inputs(at)["input_ids"], pairs.inputs(at)["input_ids"])
 
 
 def test_real_text_is_joined_as_the_tokenizer_joins_it() -> None:
@@ -54,14 +52,14 @@ def test_real_text_is_joined_as_the_tokenizer_joins_it() -> None:
     query, item = "Où est «Zürich»? 東京", "It's there – naïve, isn't it?\n\n[SEP] 🙂 "
     inputs = PairTokenizer(tokenizer, max_tokens=512).pairs([(Query("q", query), Item("i", item))])
     ids, types = whole(tokenizer, query, item)
-    made = inputs.padded([0], pad_id=0)
+    made = inputs.inputs(0)
     assert (made["input_ids"][0].tolist(), made["token_type_ids"][0].tolist()) == (ids, types)
 
 
 def test_only_the_item_is_cut(tokenizer) -> None:
     query, item = Query("q", "w1 w2 w3 w4 w5"), Item("i", "w7 w8 " * 100)
     tokens = PairTokenizer(tokenizer, max_tokens=30)
-    made = tokens.pairs([(query, item)]).padded([0], pad_id=0)["input_ids"][0].tolist()
+    made = tokens.pairs([(query, item)]).inputs(0)["input_ids"][0].tolist()
     room = 30 - tokens.template.n_special - 5
     assert made == whole(tokenizer, query.text, "w7 w8 " * (room // 2) + "w7" * (room % 2))[0]
     assert len(made) == 30
@@ -74,7 +72,7 @@ def test_max_item_tokens_cuts_items_only() -> None:
 
 
 def test_an_item_without_tokens_is_just_the_special_ones(tokenizer) -> None:
-    made = PairTokenizer(tokenizer, max_tokens=64).pairs([(Query("q", "w1"), Item("i", ""))]).padded([0], pad_id=0)
+    made = PairTokenizer(tokenizer, max_tokens=64).pairs([(Query("q", "w1"), Item("i", ""))]).inputs(0)
     assert made["input_ids"][0].tolist() == whole(tokenizer, "w1", "")[0]
 
 
@@ -87,7 +85,7 @@ def test_a_query_that_leaves_no_room_is_named() -> None:
 
 def test_half_a_surrogate_pair_is_no_obstacle() -> None:
     pairs = PairTokenizer(tiny_tokenizer("bert"), max_tokens=40).pairs([(Query("q", "w1"), Item("i", "w2 \ud83d"))])
-    assert len(pairs.padded([0], pad_id=0)["input_ids"]) == 1
+    assert len(pairs.inputs(0)["input_ids"]) == 1
 
 
 def test_a_text_that_occurs_often_is_tokenised_once() -> None:
@@ -103,8 +101,8 @@ def test_texts_seen_before_are_remembered_up_to_a_limit_and_make_the_same_pairs(
         fresh = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64).pairs(pairs)
         known = tokens.pairs(pairs)
         assert tokens._n_known == sum(map(len, tokens._known.values())) <= 60
-        for name, array in known.padded(range(len(pairs)), pad_id=0).items():
-            np.testing.assert_array_equal(array, fresh.padded(range(len(pairs)), pad_id=0)[name])
+        for at in range(len(pairs)):
+            np.testing.assert_array_equal(known.inputs(at)["input_ids"], fresh.inputs(at)["input_ids"])
         own = known.with_own_texts()
         np.testing.assert_array_equal(own.lengths, known.lengths)
 

@@ -421,6 +421,10 @@ def test_pairs_of_many_queries_share_the_beginning_of_the_prompt(causal, monkeyp
         ends.append(one.end(ends[-1], tokens=40))
         counted = 6 + sum(one._rest[ends[-2] : ends[-1]])
         assert counted <= 40 or ends[-1] == ends[-2] + 1
+        padded = one.end(ends[-2], tokens=40, padded=True)
+        assert ends[-2] < padded <= ends[-1]
+        longest = 6 + max(one._rest[ends[-2] : padded])
+        assert (padded - ends[-2]) * longest <= 80 or padded == ends[-2] + 1
 
 
 def test_another_instruction_is_another_scorer_and_an_index_refuses_it(causal, tmp_path) -> None:

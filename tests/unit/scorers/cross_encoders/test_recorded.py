@@ -18,9 +18,8 @@ from adacur.core.recording import cuda_graphs
 from adacur.core.records import Item, ItemList, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers.cross_encoders import recorded
-from adacur.scorers.cross_encoders.buckets import Bucket, two_types
 from adacur.scorers.cross_encoders.pair_tokens import PairTemplate
-from adacur.scorers.cross_encoders.recorded import RecordedForward
+from adacur.scorers.cross_encoders.recorded import Bucket, RecordedForward, two_types
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_emb, tiny_transformer
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,50 @@
+"""What scorers share that hold something, and those that are wrapped around another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from adacur.core.protocols import Scorer, ScorerCard
+
+
+class Closing(ABC):
+    """Closed at the end of a `with` block."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Wrapping(Closing):
+    """Around a `scorer`, whose card it shows and which it closes; callers share calls where the scorer lets them."""
+
+    scorer: Scorer
+
+    @property
+    def card(self) -> ScorerCard:
+        return self.scorer.card
+
+    @property
+    def shares_calls(self) -> bool:
+        """Whether callers may share a call."""
+        return shares_calls(self.scorer)
+
+    def close(self) -> None:
+        """Close the scorer, if it can be closed."""
+        if callable(close := getattr(self.scorer, "close", None)):
+            close()
+
+
+def shares_calls(scorer: Scorer) -> bool:
+    """Whether callers may share a call of this scorer, as it says itself.
+
+    True of models in this process, where a pair that is sent again after another caller's failure costs only time. A
+    function, a service or an object may charge for it.
+    """
+    return bool(getattr(scorer, "shares_calls", False))
