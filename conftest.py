@@ -68,6 +68,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Triton complains of what is still there at the end."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of a group in one worker. `--dist loadgroup` groups nothing with pytest 9.2 (xdist issue 1386)."""
