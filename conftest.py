@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent
 # A million objects are imported, and none of them becomes garbage.
 gc.disable()
+frozen = {"modules": 0}
 
 # Files whose tests run in one worker, one after the other, so that their libraries are imported and their fixtures made
 # once; what takes long first. Every other file is a group of its own.
@@ -63,9 +65,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage only among what tests make: accelerate does so before each training."""
-    gc.freeze()
+    """Look for garbage again."""
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Look for garbage only among what tests make: scorers do so when they close, accelerate before it trains."""
+    if len(sys.modules) > frozen["modules"] + 100:
+        gc.collect()
+        gc.freeze()
+        frozen["modules"] = len(sys.modules)
 
 
 def pytest_unconfigure() -> None:
