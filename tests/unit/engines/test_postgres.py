@@ -237,7 +237,7 @@ def test_connections_end_when_a_store_is_closed(server: PostgresServer) -> None:
     closer.start()
     assert store.count("pg_sleep(0.5) IS NOT NULL") == 1
     closer.join()
-    for _ in range(50):
+    for _ in range(600):
         if server.run(open_, url) == [(0,)]:
             break
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,25 @@ class Known:
         if "scorer" not in options:
             options["scorer"] = self.scorer
         return build_scores(self.items, self.anchors, path=path, **options)
+
+
+class Clock:
+    """A clock that goes only while somebody sleeps."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    """The clock by which scorers and encoders are timed."""
+    monkeypatch.setattr(importlib.import_module("adacur.index.estimate"), "time", clock := Clock())
+    return clock
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_blocks_suit_the_device() -> None:
     assert block_items_for(320_000, **(medquad | {"n_items": 20}), workers=8) == 16
 
 
-def test_compiling_for_a_shape_is_not_taken_for_slowness(known) -> None:
+def test_compiling_for_a_shape_is_not_taken_for_slowness(known, clock) -> None:
     compiled = set()
 
     class Compiling:
@@ -173,8 +173,8 @@ def test_compiling_for_a_shape_is_not_taken_for_slowness(known) -> None:
             size = len(queries) * len(items)
             if size in (1, 16, 128) and size not in compiled:
                 compiled.add(size)
-                time.sleep(0.5)
-            time.sleep(2e-5 * size)
+                clock.sleep(0.5)
+            clock.sleep(2e-5 * size)
             return np.zeros((len(queries), len(items)))
 
     timing = time_scorer(ITEMS, ANCHORS, scorer=Compiling(), seconds=0.05)
