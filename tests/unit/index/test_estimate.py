@@ -52,7 +52,7 @@ def test_loading_the_model_is_not_taken_for_scoring(clock) -> None:
         return [0.0] * len(pairs)
 
     items = [Item(f"i{position}", "text") for position in range(8)]
-    timing = time_scorer(items, [Query("a", "text")], scorer=FunctionScorer(score))
+    timing = time_scorer(items, [Query("a", "text")], scorer=FunctionScorer(score), seconds=0.4)
     assert timing.mean > 100 / 0.3
 
 
