@@ -31,9 +31,10 @@ demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, b
 serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at http://127.0.0.1:8000.
 	$(BIN)/adacur serve
 
-# One thread per worker: idle BLAS threads of two workers would fight over two cores. Which tests a worker
-# takes, and which come first, is in conftest.py.
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+# One thread per worker: idle BLAS threads of two workers would fight over two cores. Compiled files are kept, whatever
+# the machine says: tests start hundreds of interpreters. Which tests a worker takes, and which come first, is in
+# conftest.py.
+PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 SEED := 1
 EXPERIMENT := all
 

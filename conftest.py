@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parent
+# A million objects are imported, and none of them becomes garbage.
+gc.disable()
+frozen = {"modules": 0}
 
 # Files whose tests run in one worker, one after the other, so that their libraries are imported and their fixtures made
 # once; what takes long first. Every other file is a group of its own.
@@ -57,6 +62,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups = {item: group_of(item.path.relative_to(ROOT).as_posix()) for item in items}
     order = {group: place for place, group in enumerate(dict.fromkeys([*GROUPS, *groups.values()]))}
     items.sort(key=lambda item: order[groups[item]])
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again."""
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Look for garbage only among what tests make: scorers do so when they close, accelerate before it trains."""
+    if len(sys.modules) > frozen["modules"] + 100:
+        gc.collect()
+        gc.freeze()
+        frozen["modules"] = len(sys.modules)
+
+
+def pytest_unconfigure() -> None:
+    """Triton complains of what is still there at the end."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)

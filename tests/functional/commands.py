@@ -90,6 +90,8 @@ def here(*arguments: object, cwd: Path | None = None, width: int = 100, **extra:
             patch.setattr(console, "_width", width)
         patch.setattr(sys, "argv", ["adacur", *map(str, arguments)])
         patch.setattr(sys, "path", [*sys.path])
+        # Whatever this process does, in the folder lies only what the command wrote.
+        patch.setattr(sys, "dont_write_bytecode", True)
         try:
             run_here()
         except SystemExit as stop:

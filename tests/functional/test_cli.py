@@ -566,8 +566,8 @@ def test_a_killed_build_is_continued_and_ends_like_one_that_was_not(shop: Path, 
     with building(folder, "i.adacur", blocks=4, LOG=str(log)) as process:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    run("inspect", "i.adacur", cwd=folder).refused("has not finished")
-    assert run("index", "verify", "i.adacur", cwd=folder).code == 0
+    here("inspect", "i.adacur", cwd=folder).refused("has not finished")
+    assert here("index", "verify", "i.adacur", cwd=folder).code == 0
 
     assert build(folder, "i.adacur", LOG=str(log)).code == 0
     assert same_index(folder / "i.adacur", shop / "whole.adacur")

@@ -6,8 +6,6 @@ the command runs in this one, since importing torch takes longer than most of wh
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import resource
 import shutil
@@ -61,16 +59,6 @@ def one_thread() -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_garbage_is_looked_for_in_what_is_imported() -> Iterator[None]:
-    """Accelerate collects garbage before each training: among all that tests import, longer than a tiny one takes."""
-    importlib.import_module("transformers.trainer")
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

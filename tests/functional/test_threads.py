@@ -111,7 +111,7 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
                 "method": TWO_ROUNDS,
                 "first": ("bm25", "dense")[n % 2],
             }
-            for n in range(50)
+            for n in range(14)
         ]
         check_threads_agree(index, searches)
 

@@ -26,20 +26,20 @@ def test_every_call_that_the_estimate_costs_is_counted(known) -> None:
 
 
 def test_a_slow_scorer_is_not_asked_for_long(clock) -> None:
-    asked = []
+    calls = []
 
     def slow(pairs):
-        asked.extend(pairs)
+        calls.extend(pairs)
         clock.sleep(0.01 * len(pairs))
         return [0.0] * len(pairs)
 
     items = [Item(f"i{position}", "text") for position in range(1000)]
     anchors = [Query(f"a{position}", "text") for position in range(50)]
     timing = time_scorer(items, anchors, scorer=FunctionScorer(slow), seconds=0.1)
-    assert timing.calls_used == len(asked)
+    assert timing.calls_used == len(calls)
     # Grids double, so that the last one is at most as long as all before it and once the limit.
     assert timing.calls_used <= 2 * (0.1 / 0.01) + 2
-    assert 0 < timing.mean <= 100.001
+    assert timing.mean == pytest.approx(100)
 
 
 def test_loading_the_model_is_not_taken_for_scoring(clock) -> None:
@@ -52,8 +52,8 @@ def test_loading_the_model_is_not_taken_for_scoring(clock) -> None:
         return [0.0] * len(pairs)
 
     items = [Item(f"i{position}", "text") for position in range(8)]
-    timing = time_scorer(items, [Query("a", "text")], scorer=FunctionScorer(score))
-    assert timing.mean > 1 / 0.3
+    timing = time_scorer(items, [Query("a", "text")], scorer=FunctionScorer(score), seconds=0.4)
+    assert timing.mean > 100 / 0.3
 
 
 def test_one_item_and_one_query_are_enough() -> None:
@@ -122,7 +122,7 @@ def test_encoding_is_part_of_the_time(known, clock) -> None:
     options = {"scorer": known.scorer, "n_items": 1000}
     none, some = (estimate(known.items, known.anchors, encode=[encode], n_anchors=n, **options) for n in (0, 50))
     assert none.seconds == none.encoding_seconds == pytest.approx(10)
-    assert some.encoding_seconds > none.encoding_seconds
+    assert some.encoding_seconds == pytest.approx(10.5)
     twice = estimate(known.items, known.anchors, encode=[encode, encode], n_anchors=0, **options)
     assert twice.encoding_seconds == pytest.approx(20)
 

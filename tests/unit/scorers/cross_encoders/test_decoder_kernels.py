@@ -16,6 +16,7 @@ def interpreted(program: str) -> None:
         """
         import numpy as np
         import torch
+        from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
         from adacur.scorers.cross_encoders import decoder_forward, decoder_kernels
         from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder, attend
         from adacur.scorers.cross_encoders.shared_prefixes import token_batch
@@ -64,12 +65,11 @@ def test_the_linear_kernel_ends_in_swiglu() -> None:
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_a_decoder_with_kernels_answers_as_the_plain_forward_in_float32(family: str) -> None:
     interpreted(f"""
-        import transformers
         shape = dict(
             vocab_size=97, hidden_size=48, intermediate_size=128, num_hidden_layers=2, num_attention_heads=6,
             num_key_value_heads=2, head_dim=16,
         )
-        model = transformers.{family}Model(transformers.{family}Config(**shape)).eval()
+        model = {family}Model({family}Config(**shape)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter) * 0.1

@@ -14,8 +14,11 @@ pytest.importorskip("triton", reason="Triton has no build for this machine")
 def interpreted(program: str) -> None:
     run_interpreted(
         """
+        import numpy as np
         import torch
         from torch.nn.functional import gelu, linear
+        from adacur.scorers import TorchCrossEncoder
+        from adacur.scorers.cross_encoders import attention, gpu_kernels
         from adacur.scorers.cross_encoders.attention import _padded
         from adacur.approximation.device_kernels import product_of_narrow
         from adacur.scorers.cross_encoders.gpu_kernels import add_norm, attend_on_gpu, linear_gelu
@@ -128,9 +131,6 @@ def test_a_filled_up_bucket_scores_with_the_kernels_as_plainly_in_float32(tmp_pa
     for name, make in (("bert", tiny_transformer), ("emb", tiny_emb)):
         folder = make(tmp_path / name)
         interpreted(f"""
-            import numpy as np
-            from adacur.scorers import TorchCrossEncoder
-            from adacur.scorers.cross_encoders import attention, gpu_kernels
             from adacur.scorers.cross_encoders.recorded import RecordedForward
             from tests.unit.scorers.cross_encoders.tiny_models import PAIRS
 

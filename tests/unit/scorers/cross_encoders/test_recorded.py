@@ -94,22 +94,18 @@ def test_few_buckets_serve_the_calls_of_a_search() -> None:
     assert len(buckets) <= 4
 
 
-@pytest.mark.parametrize("n_pairs", [1, 2, 8, 9, 33, len(PAIRS)])
-def test_a_filled_up_bucket_scores_as_the_pairs_alone(architecture, n_pairs) -> None:
-    with TorchCrossEncoder(architecture, device="cpu", max_tokens=36) as scorer:
-        pairs = PAIRS[-n_pairs:]
-        expected = scorer.score(pairs)
-        recording = with_recording(scorer)
-        for _ in range(2):
-            np.testing.assert_allclose(scorer.score(pairs), expected, atol=1e-4, rtol=1e-5)
-        assert (recording.recorded, recording.replayed) == (1, 2)
-        # What the last call left in its bucket must not show.
-        np.testing.assert_allclose(scorer.score(PAIRS[:1]), expected_alone(architecture), atol=1e-4, rtol=1e-5)
-
-
-def expected_alone(folder: Path) -> np.ndarray:
-    with TorchCrossEncoder(folder, device="cpu", max_tokens=36) as scorer:
-        return scorer.score(PAIRS[:1])
+def test_a_filled_up_bucket_scores_as_the_pairs_alone(architecture) -> None:
+    options = {"device": "cpu", "max_tokens": 36}
+    with TorchCrossEncoder(architecture, **options) as plain, TorchCrossEncoder(architecture, **options) as scorer:
+        for n_pairs in (1, 2, 8, 9, 33, len(PAIRS)):
+            pairs = PAIRS[-n_pairs:]
+            expected = plain.score(pairs)
+            recording = with_recording(scorer)
+            for _ in range(2):
+                np.testing.assert_allclose(scorer.score(pairs), expected, atol=1e-4, rtol=1e-5)
+            assert (recording.recorded, recording.replayed) == (1, 2)
+            # What the last call left in its bucket must not show.
+            np.testing.assert_allclose(scorer.score(PAIRS[:1]), plain.score(PAIRS[:1]), atol=1e-4, rtol=1e-5)
 
 
 def test_pairs_by_position_are_recorded_too(architecture) -> None:

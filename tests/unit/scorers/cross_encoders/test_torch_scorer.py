@@ -53,7 +53,7 @@ def plainly(folder: Path, pairs, *, max_length: int) -> np.ndarray:
 def test_scores_are_those_of_a_plain_forward(architecture, max_tokens) -> None:
     expected = plainly(architecture, PAIRS, max_length=max_tokens)
     assert np.ptp(expected) > 0.1
-    for batch_tokens in (None, 1, 150, 100_000):
+    for batch_tokens in (None, 1, 150, 100_000) if max_tokens == 64 else (None, 150):
         with TorchCrossEncoder(architecture, device="cpu", batch_tokens=batch_tokens, max_tokens=max_tokens) as scorer:
             np.testing.assert_allclose(scorer.score(PAIRS), expected, atol=1e-4)
             grid = scorer.score_grid(QUERIES, ITEMS)
@@ -74,13 +74,13 @@ def test_a_limit_on_items_holds_in_grids_and_pairs(folder) -> None:
 def test_a_real_model_scores_as_in_a_plain_forward() -> None:
     folder = torch_cross_encoder()
     texts = ["Penicillin was discovered by Alexander Fleming.", "Paris is in France. " * 12, "bananas " * 600]
-    queries = [Query(text, text) for text in ("who discovered penicillin?", "capital of france")]
+    query = Query("q", "who discovered penicillin?")
     items = [Item(text, text) for text in texts]
-    pairs = [(query, item) for query in queries for item in items]
+    pairs = [(query, item) for item in items]
     expected = plainly(folder, pairs, max_length=512)
     with TorchCrossEncoder(folder, device="cpu") as scorer:
         np.testing.assert_allclose(scorer.score(pairs), expected, atol=1e-4)
-        np.testing.assert_allclose(scorer.score_grid(queries, items).ravel(), expected, atol=1e-4)
+        np.testing.assert_allclose(scorer.score_grid([query], items).ravel(), expected, atol=1e-4)
 
 
 def test_the_body_is_halved_and_the_head_is_not(architecture) -> None:
