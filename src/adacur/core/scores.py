@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -61,7 +60,7 @@ def joined_pairs(parts: Sequence[Sequence[Pair]]) -> Sequence[Pair]:
 
 def score_pairs(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     """One finite score per pair, in order; whatever the scorer raises becomes one error that names it."""
-    with naming_failure(scorer):
+    with NamingFailure(scorer):
         return check_scores(scores_of(scorer, pairs), pairs)
 
 
@@ -73,15 +72,20 @@ def scores_of(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     return scorer.score(list(pairs) if isinstance(pairs, PairsAt) else pairs)
 
 
-@contextmanager
-def naming_failure(scorer: Scorer) -> Iterator[None]:
+class NamingFailure:
     """Whatever a scorer raises in this block becomes one error that names it."""
-    try:
-        yield
-    except AdacurError:
-        raise
-    except Exception as error:
-        raise ScorerFailed(f"Scorer {scorer.card.name!r} failed with {type(error).__name__}: {error}") from error
+
+    # No generator: contextlib takes an error caused by StopIteration for its own, and lets StopIteration through.
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, AdacurError):
+            name = self._scorer.card.name
+            raise ScorerFailed(f"Scorer {name!r} failed with {type(error).__name__}: {error}") from error
 
 
 def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:

@@ -13,7 +13,7 @@ import numpy as np
 from adacur.core.arrays import FloatArray
 from adacur.core.protocols import Scorer
 from adacur.core.records import Item, Pair, Query
-from adacur.core.scores import check_grid, check_scores, naming_failure, score_pairs
+from adacur.core.scores import NamingFailure, check_grid, check_scores, score_pairs
 from adacur.scorers.shared_batches import shared_batches
 
 # A grid of a thousand queries and a million items must never exist as a list of pairs.
@@ -26,14 +26,14 @@ async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     That queue merges what waits into one call (`SharedBatches`) where the scorer `shares_calls`.
     """
     call = getattr(scorer, "ascore", None) or shared_batches(scorer).ascore
-    with naming_failure(scorer):
+    with NamingFailure(scorer):
         return check_scores(await call(pairs), pairs)
 
 
 def score_grid(scorer: Scorer, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
     """Finite scores of shape (queries, items): by the scorer's `score_grid` if it has one, else by pairs in batches."""
     if (call := getattr(scorer, "score_grid", None)) is not None:
-        with naming_failure(scorer):
+        with NamingFailure(scorer):
             return check_grid(call(queries, items), queries, items)
     pairs = product(queries, items)
     batches: list[FloatArray] = []
