@@ -245,6 +245,20 @@ def test_a_chat_template_that_never_ends_or_fills_the_memory_is_refused(monkeypa
         PairPrompt.of_chat(chat(LOOP + body))
 
 
+def test_a_reranker_is_not_taken_for_a_chat_model_because_a_process_failed(monkeypatch) -> None:
+    pairs = chat(PairPrompt.of_format("once {query} and {item} again").chat_template())
+    with monkeypatch.context() as slow:
+        slow.setattr("adacur.scorers.cross_encoders.template_process.SECONDS", 0.001)
+        with pytest.raises(InputError, match=r"more than 0\.001 s.*prompt="):
+            knows_pairs(pairs)
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(InputError, match="/nowhere/python"):
+            knows_pairs(pairs)
+    # Neither is remembered.
+    assert knows_pairs(pairs)
+
+
 def test_nothing_is_imported_from_the_current_folder_to_render_a_template(tmp_path, monkeypatch) -> None:
     for name in ("jinja2", "resource", "transformers"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
