@@ -188,17 +188,22 @@ def test_a_template_for_conversations_is_told_from_one_for_pairs(template, knows
 
 
 @pytest.mark.parametrize("template", [LOOP, ALTERNATING])
-def test_a_chat_model_is_asked_as_a_judge_asks(tmp_path, template) -> None:
+def test_a_chat_model_is_asked_as_a_judge_asks_and_a_warning_says_so(tmp_path, template, caplog) -> None:
     folder = tiny_decoder(tmp_path / "chat", kind="causal", template=template, positions=128)
     with scorer(folder, device="cpu") as asked:
+        assert [record.levelname for record in caplog.records if "prompt=" in record.message] == ["WARNING"]
         assert asked.readout == Readout.odds("Yes", "No")
         assert "Judge whether the document is relevant to the query.\n\nQuery: {query}\n\n" in asked.prompt.text
         assert asked.prompt.text.rindex("Answer with one word, Yes or No.") > asked.prompt.text.index("{item}")
         assert "thinking" not in asked.prompt.text
     with scorer(folder, device="cpu", instruction="Find it.") as asked:
         assert "Find it.\n\nQuery: {query}" in asked.prompt.text
+    caplog.clear()
     with scorer(folder, device="cpu", prompt="w1 {query} w2 {item}") as given:
         assert given.readout == Readout.odds("yes", "no")
+    with scorer(folder, device="cpu", prompt=asked.card.prompt, readout=asked.card.readout) as again:
+        assert again.card == asked.card
+    assert not caplog.records
 
 
 def test_a_template_that_says_what_day_it_is_says_the_same_every_day() -> None:
