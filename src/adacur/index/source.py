@@ -67,7 +67,7 @@ def check_same(folder: Path, manifest: Manifest, source: Source) -> None:
             remedy = FINISHED
         else:
             remedy = (
-                "Choose another path for another index. The build that was begun continues with what it began with."
+                "Choose another path, or continue it as it was begun: with the same items, anchor queries and scorer."
             )
         raise IndexMismatch(f"{folder} was built from something else: {'; '.join(differences)}. {remedy}")
 
