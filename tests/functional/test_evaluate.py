@@ -54,6 +54,7 @@ def test_one_command_leads_from_a_folder_to_results_and_a_page(folder) -> None:
     for column in ("budget", "paid", "recall@10", "nDCG@10"):
         assert column in done.out
     assert "Is an index worth it?" in done.err
+    assert "--first bm25,dense" in done.err
     assert "Verdict, starting from bm25" in done.err
     assert (folder / "page" / "report.html").exists()
     again = here(*START, "--json", cwd=folder)

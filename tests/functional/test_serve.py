@@ -321,7 +321,8 @@ def test_unknown_fields_are_one_error_whatever_their_number(client):
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/v1/search", {"query": "x", "budgt": 5}, ["budgt", "budget"]),
+        ("/v1/search", {"query": "x", "budgt": 5}, ["budgt", "Did you mean 'budget'?"]),
+        ("/v1/search", {"query": "x", "filter": {"lang": "en"}}, ["filter", "lang", "It takes ids and metadata."]),
         ("/v1/search", {"query": "x", "filter": {"id": ["a"]}}, ["filter", "id"]),
         ("/v1/search", {"query": " "}, ["query"]),
         ("/v1/search", {}, ["query", "queries"]),

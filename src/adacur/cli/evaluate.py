@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,7 +72,7 @@ def evaluate(
     if as_json:
         print_json(_as_json(done))
     elif done.runs:
-        _show(done)
+        _show(done, firsts=opt.comma_separated(first))
         if done.searchability is not None:
             _show_searchability(done.searchability)
         note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}.")
@@ -102,7 +103,7 @@ def _print_start(start: Start, *, minutes: float) -> None:
         )
 
 
-def _show(done: Evaluation) -> None:
+def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
     from adacur.evaluation import compare, verdict
 
     rows = compare(done.runs)
@@ -124,6 +125,9 @@ def _show(done: Evaluation) -> None:
     )
     if said := verdict(done.runs):
         note(said)
+        if firsts == ["bm25"]:
+            beside = "That is beside re-ranking BM25's best. --first bm25,dense compares with a dual encoder's"
+            note(f"{beside}; scores are kept.")
     ks = [int(name.removeprefix("recall@")) for name in measures if name.startswith("recall@")]
     if any(row.budget is not None and row.budget < max(ks) for row in rows):
         note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")

@@ -13,7 +13,7 @@ from adacur.core.protocols import ScorerCard
 from adacur.core.records import Item, Query, check_item
 from adacur.index.database import connect, read_texts
 from adacur.index.files import LOCK
-from adacur.index.manifest import CONTINUE, MANIFEST, Manifest, Origin, read_manifest
+from adacur.index.manifest import MANIFEST, Manifest, Origin, read_manifest
 
 _SHOWN = 60
 FINISHED = "It is finished; choose another path for the new index."
@@ -66,7 +66,9 @@ def check_same(folder: Path, manifest: Manifest, source: Source) -> None:
         if manifest.status == "complete":
             remedy = FINISHED
         else:
-            remedy = f"Choose another path, or continue it as it was begun. {CONTINUE}"
+            remedy = (
+                "Choose another path, or continue it as it was begun: with the same items, anchor queries and scorer."
+            )
         raise IndexMismatch(f"{folder} was built from something else: {'; '.join(differences)}. {remedy}")
 
 

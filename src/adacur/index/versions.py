@@ -24,6 +24,7 @@ from adacur.index.database import DATABASE_FILES, check_room
 from adacur.index.files import check_inside, check_no_links, damage_reported, locked, sync_tree, write_checksums
 from adacur.index.manifest import (
     FIRST_MANIFEST,
+    MANIFEST,
     VERSIONS,
     Manifest,
     PartRecord,
@@ -210,6 +211,9 @@ class Reading:
 
 def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
     """The home of the current version, its manifest, and a hold on it."""
+    if not os.path.lexists(index / MANIFEST):
+        # Any folder may hold links: that this is no index is said first.
+        read_manifest(index)
     check_no_links(index)
     while True:
         home = home_of(index)

@@ -34,6 +34,8 @@ _log = logging.getLogger("adacur.scorers")
 
 _URL = re.compile(r"https?://", re.IGNORECASE)
 _FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
+# What can only be a path: ./model, /models/a, ~/a, model/ and C:\\models.
+_PATH = re.compile(r"[./~]|[A-Za-z]:\\|.*/$")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _ONNX_EXPORT = Path("onnx", "model.onnx")
 
@@ -146,6 +148,8 @@ def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
         )
     if path.exists():
         raise UnknownName(f"The file {text!r} is not a model. {_WHAT_TO_GIVE}")
+    if _PATH.match(text):
+        raise UnknownName(f"There is no file or folder {text!r}. Check the path of the model.")
     if _FUNCTION.fullmatch(text):
         value = imported(text)
         if isinstance(value, Scorer | str | Path):

@@ -11,12 +11,14 @@ from adacur.core.arrays import BoolArray
 from adacur.core.errors import EmptyInput, InputError, UnknownName
 from adacur.core.protocols import Items
 from adacur.core.records import Item
+from adacur.core.spelling import did_you_mean
 
 # A function of an item, the ids of items, or metadata: {"lang": "en", "year": [2023, 2024]}, where a list means any of
 # these. "document" also finds items that are documents by themselves. A vector engine takes metadata, or a filter of
 # its own.
 Filter = Callable[[Item], bool] | Collection[str] | Mapping[str, Any]
 _ITEMS_PER_BLOCK = 4096
+_NAMES_SHOWN = 20
 
 
 def allowed_by(filter_: Any, items: Items) -> BoolArray:
@@ -38,8 +40,20 @@ def allowed_by(filter_: Any, items: Items) -> BoolArray:
         except UnknownName as error:
             raise UnknownName(f"{error} A filter that names documents is {{'document': ['a', 'b']}}.") from None
     if not allowed.any():
-        raise EmptyInput("The filter leaves no item to search. Widen it.")
+        raise EmptyInput(f"The filter leaves no item to search. {_hint(filter_, items)}")
     return allowed
+
+
+def _hint(filter_: Any, items: Items) -> str:
+    """What to do; a name of metadata that no item has is likely a slip."""
+    if isinstance(filter_, Mapping):
+        some = items.at(range(min(len(items), _ITEMS_PER_BLOCK)))
+        known = sorted({"document", *(str(name) for item in some for name in item.metadata)})
+        if unknown := [str(name) for name in filter_ if str(name) not in known]:
+            near, shown = did_you_mean(unknown[0], known), known[:_NAMES_SHOWN]
+            more = ", …" if len(known) > len(shown) else ""
+            return f"No metadata are called {unknown[0]!r}.{near} There are: {', '.join(shown)}{more}."
+    return "Widen it."
 
 
 def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:

@@ -108,6 +108,10 @@ def _method_options(settings: ServerSettings) -> dict[str, Any]:
     return fields
 
 
+# Longer lists of fields are in /openapi.json.
+_FIELDS_SHOWN = 3
+
+
 class _Body(BaseModel):
     """Values are taken literally: "10" is not a number, and an unknown field is an error."""
 
@@ -120,6 +124,8 @@ class _Body(BaseModel):
         if isinstance(value, dict) and (unknown := next((name for name in value if name not in cls.model_fields), "")):
             name = unknown[:60].encode(errors="replace").decode()
             near = did_you_mean(name, cls.model_fields)
+            if not near and len(cls.model_fields) <= _FIELDS_SHOWN:
+                near = f" It takes {' and '.join(cls.model_fields)}."
             raise PydanticCustomError("unknown_field", "unknown field '{name}'.{near}", {"name": name, "near": near})
         return value
 

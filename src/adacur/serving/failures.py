@@ -97,7 +97,8 @@ def _invalid(error: RequestValidationError) -> Refusal:
     code = next((code for fault in faults if (code := _limit_code(fault)) is not None), "invalid_request")
     shown = [f"{_place(fault['loc'][1:])}: {fault['msg']}" for fault in faults[:_MOST_FAULTS]]
     more = f" ({len(faults) - len(shown)} more)" if len(faults) > len(shown) else ""
-    return Refusal(422, code, f"{'; '.join(shown)}{more}.")
+    message = f"{'; '.join(shown)}{more}"
+    return Refusal(422, code, message if message.endswith((".", "?")) else f"{message}.")
 
 
 def _limit_code(fault: Mapping[str, Any]) -> str | None:

@@ -14,13 +14,13 @@ import numpy as np
 
 from adacur.core.arrays import BoolArray, FloatArray
 from adacur.core.protocols import ScorerCard
-from adacur.evaluation.comparison import JUDGED
+from adacur.evaluation.comparison import FEWEST_QUERIES, JUDGED
 from adacur.evaluation.depth_verdict import DepthVerdict, depth_verdict
 from adacur.evaluation.depths import typed_source
 from adacur.evaluation.runs import bootstrap_interval
 from adacur.first_stages.joined import SEPARATOR
 from adacur.scorers.consent import why_consent
-from adacur.trying.measuring import Measured, Saving, saving
+from adacur.trying.measuring import Measured, Saving, can_judge, saving
 from adacur.tuning.judged import WEIGHTS, is_gain, loses_nothing
 from adacur.tuning.settings import best_stage, gains
 
@@ -157,10 +157,21 @@ class Advice:
         saved = (ratio - 1) * self.plan.whole(self.budget)
         return self.saving.n_anchors * self.plan.n_items / saved if self.saving and saved > 0 else math.inf
 
+    def _why_unjudged(self) -> str:
+        qrels = self.measured.material.qrels
+        if not qrels:
+            return "without judgements (qrels/test.tsv)"
+        if not can_judge():
+            return "without ir_measures, which is not installed"
+        n_judged = sum(query.id in qrels for query in self.measured.queries)
+        return f"from {n_judged} of {len(self.measured.queries)} queries that are judged: it takes {FEWEST_QUERIES}"
+
     def _scorer(self) -> Answer:
         if not self.is_judged:
-            words = "Whether its order is good cannot be told without judgements (qrels/test.tsv). Everything below "
-            return Answer("scorer", "unknown", f"{words}is about finding what it likes best.")
+            words = (
+                f"Whether its order is good cannot be told {self._why_unjudged()}. Everything below is about finding "
+            )
+            return Answer("scorer", "unknown", f"{words}what it likes best.")
         alone = max(
             (self.measured.alone(name) for name in self.measured.stages), key=lambda one: float(np.nanmean(one))
         )

@@ -49,6 +49,11 @@ _MULTIPLES = (0.5, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0)
 _RESAMPLES = 400
 
 
+def can_judge() -> bool:
+    """Whether judged quality can be computed here."""
+    return find_spec("ir_measures") is not None
+
+
 class Remembering:
     """A scorer that keeps the scores of a trial, queries × items; those not asked for are NaN."""
 
@@ -102,7 +107,7 @@ class Measured:
         some = [self.material.items[at] for at in range(grid)]
         self.table = AnchorTable.from_arrays(items=some, anchor_queries=self.queries, scores=self.scores[:, :grid])
         judged = telling_queries(self.queries, self.material.items, self.material.qrels)
-        self.is_judged = len(judged) >= min(FEWEST_QUERIES, len(self.queries)) and find_spec("ir_measures") is not None
+        self.is_judged = len(judged) >= min(FEWEST_QUERIES, len(self.queries)) and can_judge()
         self._fusions: dict[float, Fusion] = {}
         self._qualities: dict[tuple[str, int, float], FloatArray] = {}
         drawn = np.arange(self.scores.shape[1]) < grid

@@ -10,6 +10,7 @@ from typing import Any
 
 from adacur.core.cache import cache_folder
 from adacur.core.errors import FetchError, InputError, MissingExtra
+from adacur.core.extras import install_command
 from adacur.core.protocols import Scorer, ScorerCard
 from adacur.evaluation.evaluating import kept_first_stages
 from adacur.first_stages.encoders import encoder as open_encoder
@@ -17,7 +18,7 @@ from adacur.scorers import Cached
 from adacur.scorers.opening import scorer as open_scorer
 from adacur.trying.advice import Advice, Answer, commands, table
 from adacur.trying.material import read_material
-from adacur.trying.measuring import measure
+from adacur.trying.measuring import can_judge, measure
 from adacur.trying.planning import TrialPlan, plan_trial
 
 
@@ -79,6 +80,11 @@ def try_collection(
         dual = open_encoder(encoder)
     except (FetchError, MissingExtra) as error:
         notes.append(f"Without the dense first stage: {error}")
+    if material.qrels and not can_judge():
+        notes.append(
+            "The judgements are left out: ir_measures is not installed. Install it, and run this again (what is scored "
+            f"now is kept): {install_command('evaluation')}"
+        )
     material = replace(material, notes=tuple(notes))
     limits: dict[str, Any] = {"minutes": minutes, "items": items, "calls": calls, "seed": seed}
     plan, material = plan_trial(material, scorer=opened, encoder=dual, **limits)

@@ -354,3 +354,11 @@ def test_what_an_index_says_of_its_sparsity_is_numbers_or_one_clear_error(tmp_pa
     (tmp_path / "exact" / "about.json").write_text(content)
     with pytest.raises(IndexFolderError, match=r"about\.json"):
         read_sparsity(tmp_path)
+
+
+def test_a_folder_that_is_no_index_is_called_so_whatever_links_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone" / "lib64").symlink_to(tmp_path)
+
+    with pytest.raises(NotAnIndex, match="has no"):
+        adacur.load(tmp_path / "clone")

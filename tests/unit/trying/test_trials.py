@@ -17,7 +17,7 @@ from adacur.evaluation import top_k_recall
 from adacur.first_stages import EncoderCard
 from adacur.scorers import FunctionScorer, MatrixScorer
 from adacur.search import AnchorIndex
-from adacur.trying import Trial, TrialPlan, material, try_collection
+from adacur.trying import Trial, TrialPlan, material, measuring, try_collection
 from adacur.trying.advice import Advice
 from adacur.trying.material import read_material
 from adacur.trying.measuring import Measured, measure
@@ -163,6 +163,27 @@ def test_without_judgements_quality_is_left_open_and_recall_is_not(tmp_path: Pat
     assert trial.answer("scorer").choice == "unknown"
     assert {one.question for one in trial.answers} == {"scorer", "first stage", "budget", "method", "anchor index"}
     assert trial.plan.n_judged == 0
+
+
+def test_judgements_that_cannot_be_used_here_are_not_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_world(tmp_path / "world")
+    monkeypatch.setattr(measuring, "find_spec", lambda _: None)
+    trial = tried(tmp_path)
+
+    assert any("[evaluation]" in line for line in trial.plan.notes)
+    assert trial.answer("scorer").choice == "unknown"
+    assert "without ir_measures" in trial.answer("scorer").words
+
+
+def test_a_few_judged_queries_are_counted(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    (tmp_path / "world" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    trial = tried(tmp_path)
+
+    assert not any("ir_measures" in line for line in trial.plan.notes)
+    assert "from 1 of " in trial.answer("scorer").words
 
 
 def test_without_queries_pseudo_queries_stand_in_and_that_is_said(tmp_path: Path) -> None:

@@ -161,9 +161,17 @@ def pair_prompt(
         return prompt
     if isinstance(prompt, str):
         return PairPrompt.of_format(prompt, instruction=instruction)
-    if prompt is not None and not has_chat_template(folder):
-        raise InputError(f"Messages need a chat template, and the model in {folder} has none. Give prompt='…', a text.")
     if prompt is not None:
+        given: Any = prompt
+        if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
+            messages = "[{'role': 'user', 'content': '… {query} … {item} …'}]"
+            raise InputError(
+                f"A prompt must be a text with {{query}} and {{item}}, or messages such as {messages}; got {prompt!r}."
+            )
+        if not has_chat_template(folder):
+            raise InputError(
+                f"Messages need a chat template, and the model in {folder} has none. Give prompt='…', a text."
+            )
         return PairPrompt.of_chat(tokenizer, prompt, instruction=instruction)
     known = known_reranker(name)
     if known is not None and not st_modules(folder):

@@ -59,17 +59,17 @@ class Readout:
         """A readout as it is, as a card has it (`str(readout)`), or as two tokens whose odds are meant."""
         if isinstance(given, Readout):
             return given
-        if isinstance(given, str):
-            try:
+        try:
+            if isinstance(given, str):
                 call = ast.parse(given, mode="eval").body
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords:
                     made = {"label": cls.label, "labels": cls.labels, "odds": cls.odds, "token": cls.token}
                     make: Any = (made | {"grades": cls.grades})[call.func.id]
                     return cls._checked(make(*map(ast.literal_eval, call.args)))
-            except (SyntaxError, KeyError, TypeError, ValueError, AttributeError, MemoryError, RecursionError):
-                pass
-        elif isinstance(given, Sequence) and len(given) == 2:
-            return cls._checked(cls.odds(*given))
+            elif isinstance(given, Sequence) and len(given) == 2:
+                return cls._checked(cls.odds(*given))
+        except (SyntaxError, KeyError, TypeError, ValueError, AttributeError, MemoryError, RecursionError):
+            pass
         raise InputError(f"A readout must be one of {_FORMS}; got {given!r}.")
 
     @classmethod

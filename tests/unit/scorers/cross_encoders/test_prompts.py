@@ -16,6 +16,7 @@ from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
 from adacur.scorers.cross_encoders.decoder import PromptBatches, TransformersDecoder
 from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
+from adacur.scorers.cross_encoders.opened_model import pair_prompt
 from adacur.scorers.cross_encoders.pair_prompt import PromptPieces, knows_pairs
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.functional.commands import here
@@ -296,7 +297,21 @@ def test_a_readout_reads_its_own_text(readout) -> None:
     assert Readout.of(str(readout)) == readout
 
 
-@pytest.mark.parametrize("given", ["yes", "odds('yes')", "odds('a', 'a')", "labels('a', 'b')", ("a",), "open('x')", 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "yes",
+        "odds('yes')",
+        "odds('a', 'a')",
+        "labels('a', 'b')",
+        ("a",),
+        ("a", "a"),
+        ("a", None),
+        ([], []),
+        "open('x')",
+        3,
+    ],
+)
 def test_what_is_no_readout_is_refused(given) -> None:
     with pytest.raises(InputError, match="readout must be one of"):
         Readout.of(given)
@@ -530,3 +545,9 @@ def test_pieces_fall_back_to_parts_with_a_word_where_a_tokenizer_joins_everythin
 def test_a_readout_that_a_stranger_wrote_is_refused_as_any_other(given) -> None:
     with pytest.raises(InputError, match="A readout must be one of"):
         Readout.of(given)
+
+
+@pytest.mark.parametrize("given", [7, ["{query} {item}"], {"role": "user"}])
+def test_what_is_no_prompt_is_refused(tmp_path, given) -> None:
+    with pytest.raises(InputError, match="A prompt must be a text"):
+        pair_prompt(tmp_path, "any", None, prompt=given, instruction=None)
