@@ -42,6 +42,7 @@ def build(
     ] = None,
     queries: Annotated[Path | None, Option(help="Also write the anchor queries to this .jsonl file.")] = None,
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    scorer_set: opt.ScorerSettings = None,
     max_item_tokens: opt.MaxItemTokens = None,
     first: Annotated[str, Option(help="First stages: bm25, dense, or both: bm25,dense.")] = "bm25",
     encoder: Annotated[str, Option(help="Encoder of the dense first stage.")] = opt.DEFAULT_ENCODER,
@@ -83,7 +84,7 @@ def build(
         note(f"{queries}: {counted(len(chosen), 'anchor query', 'anchor queries')}.")
     stages = opt.comma_separated(first)
     options: dict[str, Any] = {
-        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache),
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
         "path": index or "",
         "first": stages,
         "encoder": encoder if "dense" in stages else None,

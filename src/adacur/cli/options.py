@@ -43,6 +43,14 @@ ScorerName = Annotated[
         "org/name, the URL of a service, or module:function.",
     ),
 ]
+ScorerSettings = Annotated[
+    list[str] | None,
+    Option(
+        "--scorer-set",
+        metavar="NAME=VALUE",
+        help="An option of the scorer, such as instruction='Find the disease.' or device=cpu; may be repeated.",
+    ),
+]
 ScorerOfIndex = Annotated[str | None, Option("--scorer", help="The scorer that built the index; default: as it says.")]
 StoreUrl = Annotated[
     str | None,
@@ -116,12 +124,18 @@ def on_workers(workers: int | None, ray: str | None) -> Ray | None:
     return Ray(None if ray == "local" else ray, workers)
 
 
-def opened_scorer(source: str, max_item_tokens: int | None = None, *, cache: Path | None = None) -> Scorer:
-    """The scorer of this name, with its card shown, behind a cache where one is given."""
+def opened_scorer(
+    source: str,
+    max_item_tokens: int | None = None,
+    *,
+    cache: Path | None = None,
+    settings: Iterable[str] | None = None,
+) -> Scorer:
+    """The scorer of this name with these settings, its card shown, behind a cache where one is given."""
     import adacur
 
     options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
-    opened = adacur.scorer(source, **options)
+    opened = adacur.scorer(source, **options | settings_given(settings, option="--scorer-set"))
     note(f"Scorer: {opened.card}")
     return opened if cache is None else adacur.Cached(opened, cache)
 
