@@ -254,7 +254,7 @@ def test_a_template_raises_no_error_of_megabytes() -> None:
 @pytest.mark.parametrize("interpreter", [None, "", "/no/python"])
 def test_an_interpreter_that_does_not_know_its_path_renders_no_template(monkeypatch, interpreter) -> None:
     monkeypatch.setattr(sys, "executable", interpreter)
-    with pytest.raises(InputError, match="no process of .* can be started"):
+    with pytest.raises(InputError, match=r"no process of .* can be started"):
         PairPrompt.of_chat(chat(LOOP + "nowhere"))
 
 
