@@ -65,17 +65,18 @@ def made_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
 
     An empty folder of this name gives way, and with `replacing` any.
     """
-    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")
+    unfinished, earlier = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished") for _ in range(2))
     try:
         yield unfinished
         if folder.exists() and replacing:
-            # Renamed first: a crash leaves the earlier folder whole or gone.
-            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished")))
+            # Deleted last: where that is interrupted, the new folder is there.
+            folder.rename(earlier)
         elif folder.exists():
             folder.rmdir()
         os.replace(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(earlier, ignore_errors=True)
     sync_path(folder.parent)
 
 

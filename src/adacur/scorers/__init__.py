@@ -5,11 +5,11 @@ Where to change what, from the name of a scorer to its scores:
 - opening.py: the door; from an object, a path, a URL or a name to a scorer. consent.py: what an index folder may name
 - calling.py (and core/scores.py): where other rooms call scorers; scores are checked there and failures named
 - cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); opened_model.py (what a model is, its prompt and
-  readout: pair_prompt.py, readout.py, known_rerankers.py), forwards.py, decoder.py (language models: batches that share
-  beginnings), pooled_head.py; pair_tokens.py (queries and items to token ids),
-  item_table.py (those of items by position), pair_batches.py, packed_encoder.py, attention.py and gpu_kernels.py (the
-  forward pass without padding); recorded.py (small calls as CUDA graphs);
-  emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
+  readout: pair_prompt.py, template_process.py, readout.py, known_rerankers.py), forwards.py, decoder.py over
+  decoder_forward.py and shared_prefixes.py (language models: batches that share beginnings), pooled_head.py;
+  pair_tokens.py (queries and items to token ids), item_table.py (those of items by position), pair_batches.py,
+  packed_encoder.py, attention.py and gpu_kernels.py (the forward pass without padding); recorded.py (small calls as
+  CUDA graphs); emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
 - http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind. judge.py: language models
   that judge. Both over http_address.py (from a URL to a server) and http_requests.py (batches, retries, keys)
 - function.py, matrix.py, sentence_transformers.py; adapters.py: objects of LangChain, PyTerrier and rerankers

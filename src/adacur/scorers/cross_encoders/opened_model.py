@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
 from adacur.scorers.cross_encoders.weights import json_in
 
+_log = logging.getLogger(__name__)
 # A prompt as one gives it: itself, a text with {query} and {item}, or messages for the chat template.
 AnyPrompt = PairPrompt | str | Sequence[Mapping[str, str]]
 # Of a template's options those that say how texts are cut and padded, which we do.
@@ -125,6 +127,13 @@ def _language_model(
     # Before the weights: they take longest.
     made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
     asks = prompt is None and _is_chat_model(folder, name, tokenizer)
+    if asks:
+        # A reranker under another name, without its modules.json, looks the same.
+        _log.warning(
+            "Nothing in the files of %r says how it reads a pair, so it is asked whether the document is relevant. If "
+            "it was trained on pairs, give its own prompt=… and readout=….",
+            name,
+        )
     read = readout or (Readout.odds(*ANSWERS) if asks else _readout(folder, name, is_causal=is_causal))
     kind = "AutoModelForCausalLM" if is_causal else "AutoModelForSequenceClassification"
     model, missing = read_model(folder, kind, dtype="auto")

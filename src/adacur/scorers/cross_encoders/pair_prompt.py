@@ -26,6 +26,10 @@ PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _PAIR_ROLES = ("query", "document")
 # Characters that are tokenised to find where a prompt can be cut, which takes seconds.
 _MOST_TRIED = 2**22
+_REMEDY = (
+    "Give the model's prompt, prompt='… {query} … {item} …', or messages for the template: prompt=[{'role': 'user', "
+    "'content': '… {query} … {item} …'}]."
+)
 _SENTINELS = {"query": "qPLACEq7f1e", "item": "iPLACEi7f1e"}
 # Texts whose ends join with what stands beside them, where a tokenizer lets them.
 _ENDS = (
@@ -213,13 +217,9 @@ def question(answers: Sequence[str]) -> str:
 def knows_pairs(tokenizer: Any) -> bool:
     """Whether a chat template has places for a query and a document; others refuse such roles, or print any role."""
     others = ("roleA7f1e", "roleB7f1e")
-    try:
-        text = _rendered(tokenizer, _pair_messages(*_PAIR_ROLES), None, {})
-    except InputError:
+    if (text := _if_taken(tokenizer, _PAIR_ROLES)) is None:
         return False
-    try:
-        other = _rendered(tokenizer, _pair_messages(*others), None, {})
-    except InputError:
+    if (other := _if_taken(tokenizer, others)) is None:
         return True
     printed = other
     for name, role in zip(others, _PAIR_ROLES, strict=True):
@@ -264,6 +264,17 @@ def _edges(text: str, special: str) -> list[int]:
     return [edge for start in starts for edge in (start, start + len(special))]
 
 
+def _if_taken(tokenizer: Any, roles: Sequence[str]) -> str | None:
+    """What a chat template makes of a pair in these roles; None where it does not take them."""
+    try:
+        return _rendered(tokenizer, _pair_messages(*roles), None, {})
+    except InputError as error:
+        # A process that failed says nothing of the template: a reranker must not be taken for a chat model by chance.
+        if isinstance(error.__cause__, OSError):
+            raise
+        return None
+
+
 def _pair_messages(query: str, document: str) -> list[dict[str, str]]:
     """A message for each text, with these roles."""
     return [{"role": query, "content": "{query}"}, {"role": document, "content": "{item}"}]
@@ -288,6 +299,8 @@ def _rendered(
         template = _ONE_DAY + template if "strftime_now" in template else template
         chats = [filled(space, structured) for structured in (False, True) for space in ("", " ")]
         answers = rendered_chats(template, chats, {**tokenizer.special_tokens_map, **options})
+    except OSError as error:
+        raise InputError(f"The model's chat template cannot be rendered ({error}). {_REMEDY}") from error
     except ValueError as error:
         answers = [(None, str(error))] * 4
     # A template that takes no plain contents may take structured ones.
@@ -296,10 +309,7 @@ def _rendered(
     if not whole:
         places = [f"the {name}" for name, sentinel in _SENTINELS.items() if found and sentinel not in found[0][0]]
         fault = f"has no place for {' or '.join(places)}" if found else f"cannot be rendered ({answers[0][1]})"
-        raise InputError(
-            f"The model's chat template {fault}. Give the model's prompt, prompt='… {{query}} … {{item}} …', or "
-            "messages for the template: prompt=[{'role': 'user', 'content': '… {query} … {item} …'}]."
-        )
+        raise InputError(f"The model's chat template {fault}. {_REMEDY}")
     text, spaced = whole[0][0], whole[0][1] or ""
     for name, sentinel in _SENTINELS.items():
         if text.count(sentinel) > 1:

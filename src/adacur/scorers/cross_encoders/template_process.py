@@ -22,20 +22,13 @@ Rendered = tuple[str | None, str]
 
 
 def rendered_chats(template: str, chats: Sequence[Any], options: Mapping[str, Any]) -> list[Rendered]:
-    """What a template makes of each chat, with these options."""
-    asked = {"chats": chats, "options": {**options, "chat_template": template}}
-    try:
-        answers = _answers(json.dumps(asked, default=str))
-    except OSError as error:
-        # An interpreter that is embedded in another program may not know its own path.
-        answers = f"no process of {sys.executable!r} can be started for it: {error}"
-    return [(None, answers)] * len(chats) if isinstance(answers, str) else answers
+    """What a template makes of each chat, with these options; OSError where that could not be found out."""
+    return _answers(json.dumps({"chats": chats, "options": {**options, "chat_template": template}}, default=str))
 
 
-# Failures are remembered too: nobody waits for the same one twice.
+# Only answers are remembered: a process that was too slow, or was killed, may be neither the next time.
 @functools.lru_cache(maxsize=64)
-def _answers(asked: str) -> list[Rendered] | str:
-    """A text for each chat, or why there is none at all."""
+def _answers(asked: str) -> list[Rendered]:
     # -P: nothing is imported from the current folder. One thread: each more takes address space.
     command, single = [sys.executable or "", "-P", __file__], os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     try:
@@ -43,10 +36,10 @@ def _answers(asked: str) -> list[Rendered] | str:
             command, input=asked.encode(), capture_output=True, timeout=SECONDS, env=single, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"it takes more than {SECONDS:g} s"
+        raise TimeoutError(f"it takes more than {SECONDS:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1][:_LONGEST_REASON] if lines else f"it ended its process, {done.returncode}"
+        raise ChildProcessError(lines[-1][:_LONGEST_REASON] if lines else f"it ended its process, {done.returncode}")
     return [(text, why) for text, why in json.loads(done.stdout)]
 
 

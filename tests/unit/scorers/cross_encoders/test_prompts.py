@@ -188,17 +188,22 @@ def test_a_template_for_conversations_is_told_from_one_for_pairs(template, knows
 
 
 @pytest.mark.parametrize("template", [LOOP, ALTERNATING])
-def test_a_chat_model_is_asked_as_a_judge_asks(tmp_path, template) -> None:
+def test_a_chat_model_is_asked_as_a_judge_asks_and_a_warning_says_so(tmp_path, template, caplog) -> None:
     folder = tiny_decoder(tmp_path / "chat", kind="causal", template=template, positions=128)
     with scorer(folder, device="cpu") as asked:
+        assert [record.levelname for record in caplog.records if "prompt=" in record.message] == ["WARNING"]
         assert asked.readout == Readout.odds("Yes", "No")
         assert "Judge whether the document is relevant to the query.\n\nQuery: {query}\n\n" in asked.prompt.text
         assert asked.prompt.text.rindex("Answer with one word, Yes or No.") > asked.prompt.text.index("{item}")
         assert "thinking" not in asked.prompt.text
     with scorer(folder, device="cpu", instruction="Find it.") as asked:
         assert "Find it.\n\nQuery: {query}" in asked.prompt.text
+    caplog.clear()
     with scorer(folder, device="cpu", prompt="w1 {query} w2 {item}") as given:
         assert given.readout == Readout.odds("yes", "no")
+    with scorer(folder, device="cpu", prompt=asked.card.prompt, readout=asked.card.readout) as again:
+        assert again.card == asked.card
+    assert not caplog.records
 
 
 def test_a_template_that_says_what_day_it_is_says_the_same_every_day() -> None:
@@ -254,13 +259,27 @@ def test_a_template_raises_no_error_of_megabytes() -> None:
 @pytest.mark.parametrize("interpreter", [None, "", "/no/python"])
 def test_an_interpreter_that_does_not_know_its_path_renders_no_template(monkeypatch, interpreter) -> None:
     monkeypatch.setattr(sys, "executable", interpreter)
-    with pytest.raises(InputError, match=r"no process of .* can be started"):
+    with pytest.raises(InputError, match="cannot be rendered"):
         PairPrompt.of_chat(chat(LOOP + "nowhere"))
 
 
 def test_half_a_surrogate_pair_is_no_prompt() -> None:
     with pytest.raises(InputError, match="half of a surrogate pair"):
         PairPrompt.of_format("\ud800 {query} {item}")
+
+
+def test_a_reranker_is_not_taken_for_a_chat_model_because_a_process_failed(monkeypatch) -> None:
+    pairs = chat(PairPrompt.of_format("once {query} and {item} again").chat_template())
+    with monkeypatch.context() as slow:
+        slow.setattr("adacur.scorers.cross_encoders.template_process.SECONDS", 0.001)
+        with pytest.raises(InputError, match=r"more than 0\.001 s.*prompt="):
+            knows_pairs(pairs)
+    with monkeypatch.context() as without:
+        without.setattr(sys, "executable", "/nowhere/python")
+        with pytest.raises(InputError, match="/nowhere/python"):
+            knows_pairs(pairs)
+    # Neither is remembered.
+    assert knows_pairs(pairs)
 
 
 def test_nothing_is_imported_from_the_current_folder_to_render_a_template(tmp_path, monkeypatch) -> None:
