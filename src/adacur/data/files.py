@@ -14,12 +14,21 @@ from typing import IO, Any, cast
 from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra
 from adacur.core.records import Item, Query, check_texts
 from adacur.core.spelling import did_you_mean
-from adacur.data.lines import DataWarning, existing, json_lines, json_rows, open_text, reading, warn_left_out
+from adacur.data.lines import (
+    LONGEST_LINE,
+    DataWarning,
+    existing,
+    json_lines,
+    json_rows,
+    open_text,
+    reading,
+    warn_left_out,
+)
 
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
 # The csv module's own limit of 131,072 characters is less than some texts have.
-_LONGEST_CELL = 2**31 - 1
+_LONGEST_CELL = LONGEST_LINE
 _DELIMITERS = (",", ";", "\t", "|")
 _JUDGEMENTS = {"query-id", "corpus-id", "score"}
 _ENDS_OF_SENTENCES = tuple(".!?…:;。！？")
@@ -284,17 +293,16 @@ def _parquet_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(_LONGEST_CELL)
-    blank_and_first: list[str] = []
-    for line in lines:
-        blank_and_first.append(line)
-        if line.strip():
+    n_blank, first_line = 0, ""
+    for first_line in lines:
+        if first_line.strip():
             break
-    first_line = blank_and_first[-1] if blank_and_first else ""
+        n_blank += 1
     delimiter = "\t" if tabs and "\t" in first_line else _delimiter(first_line, fields, default="\t" if tabs else ",")
     # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
     bare = tabs and delimiter == "\t"
     reader = csv.reader(
-        itertools.chain(blank_and_first, lines),
+        itertools.chain(itertools.repeat("\n", n_blank), [first_line], lines),
         delimiter=delimiter,
         quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL,
         strict=True,

@@ -20,6 +20,7 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _IDS_NAMED = 5
 # Characters. A file without line ends, of zeros for example, would fill the memory.
 LONGEST_LINE = 2**28
+_LONGEST_ARRAY = 2**31
 _REMEDY = "An array, or objects over several lines, can be read from a file called .json, or made lines by jq -c."
 
 
@@ -134,7 +135,10 @@ def json_rows(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]
         yield from json_lines(lines, file)
         return
     try:
-        rows = json.load(lines)
+        text = lines.read(_LONGEST_ARRAY + 1)
+        if len(text) > _LONGEST_ARRAY:
+            raise ValueError(f"an array of more than {_LONGEST_ARRAY:,} characters. Make it lines: jq -c '.[]'")
+        rows = json.loads(text)
     except UnicodeDecodeError:
         raise
     except (ValueError, RecursionError) as error:

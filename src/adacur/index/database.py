@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from adacur.core.as_json import as_json
 from adacur.core.errors import DamagedIndex, DuplicateId, EmptyInput, InputError
 from adacur.core.records import Item, Query
 from adacur.index.files import is_full
@@ -19,6 +20,7 @@ DATABASE = "items.sqlite"
 # With what SQLite keeps beside it while it is written.
 DATABASE_FILES = tuple(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))
 # How a rollback journal ends that belongs to several databases; adacur writes none.
+_DEEPEST = 100
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SCHEMA = (
     "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
@@ -192,8 +194,25 @@ def _framed(id_: str, text: str) -> bytes:
 
 
 def metadata_as_json(item: Item) -> str:
-    """An item's metadata as it is stored; anything but JSON is refused."""
+    """An item's metadata as it is stored; anything but JSON is refused. NaN, which JSON has not, becomes null."""
     try:
-        return json.dumps(dict(item.metadata))
-    except (TypeError, ValueError) as error:
+        text = json.dumps(dict(item.metadata))
+        if "NaN" in text or "Infinity" in text:
+            text = json.dumps(as_json(json.loads(text)))
+        metadata_of(text)
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"Metadata must be JSON; that of item {item.id!r} is not: {error}") from error
+
+
+def metadata_of(text: str) -> Any:
+    """Metadata as they are stored; a ValueError where they are nested so deeply that others could not walk them."""
+    value = json.loads(text)
+    layer = [value] if text.count("[") + text.count("{") > _DEEPEST else []
+    for _ in range(_DEEPEST):
+        layer = [
+            one for of in layer for one in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())
+        ]
+    if layer:
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    return value

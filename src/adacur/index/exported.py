@@ -252,4 +252,4 @@ def _outline(folder: Path, export: Export, anchors: tuple[str, ...]) -> tuple[Ou
 
 def _slug(store: str) -> str:
     """A folder name for a store: exports of one index to several engines lie side by side."""
-    return hashlib.blake2b(store.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(store.encode(errors="surrogatepass"), digest_size=8).hexdigest()

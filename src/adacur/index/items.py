@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 import threading
 import weakref
@@ -19,7 +18,7 @@ from adacur.core.errors import UnknownName
 from adacur.core.protocols import Items
 from adacur.core.records import Item
 from adacur.core.seeds import item_keys
-from adacur.index.database import connect, damaged, reading
+from adacur.index.database import connect, damaged, metadata_of, reading
 
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
@@ -74,7 +73,7 @@ class StoredItems(Items):
         items: dict[int, Item] = {}
         for position, id_, text, metadata in self._select_in(columns, places):
             try:
-                about = json.loads(metadata)
+                about = metadata_of(metadata)
             except (ValueError, TypeError, RecursionError) as error:
                 raise damaged(self._folder, f"the metadata of item {id_!r} is not JSON ({error})") from error
             if not (isinstance(id_, str) and isinstance(text, str) and isinstance(about, dict)):
@@ -95,7 +94,9 @@ class StoredItems(Items):
 
     def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
-        return dict(self._select_in("SELECT id, position FROM items WHERE id", ids))
+        # Half a surrogate pair, and what is no text, is nobody's id; SQLite cannot even be asked.
+        texts = [id_ for id_ in ids if isinstance(id_, str) and id_ == id_.encode(errors="replace").decode()]
+        return dict(self._select_in("SELECT id, position FROM items WHERE id", texts))
 
     def _select_in(self, columns: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = []

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import InputError, MissingExtra, UnknownName, UnknownOption
+from adacur.core.errors import AdacurError, InputError, MissingExtra, UnknownName, UnknownOption
 from adacur.core.extras import install_command, require
 from adacur.core.protocols import Scorer
 from adacur.core.spelling import did_you_mean
@@ -176,6 +176,16 @@ def _from_hub(name: str, options: dict[str, Any]) -> Scorer:
 
 def _from_checkpoint(folder: Path, source: str | Path, options: dict[str, Any]) -> Scorer:
     """The scorer of a checkpoint's folder, `source` being that folder or its hub name."""
+    try:
+        return _of_files(folder, source, options)
+    except AdacurError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, OSError) as error:
+        # Anyone may have written its files.
+        raise InputError(f"The model in {folder} cannot be opened ({type(error).__name__}: {error}).") from error
+
+
+def _of_files(folder: Path, source: str | Path, options: dict[str, Any]) -> Scorer:
     is_modular = (folder / "modules.json").is_file()
     if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")

@@ -59,10 +59,13 @@ def _hint(filter_: Any, items: Items) -> str:
 def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
     """A function: whether an item has this metadata; a list stands for any of its values."""
     # Sets, because there may be thousands of values to compare each item with.
-    wanted = {
-        name: frozenset(map(_as_in_json, values if isinstance(values, list) else [values]))
-        for name, values in where.items()
-    }
+    try:
+        wanted = {
+            name: frozenset(map(_as_in_json, values if isinstance(values, list) else [values]))
+            for name, values in where.items()
+        }
+    except TypeError as error:
+        raise InputError(f"A filter compares metadata with texts and numbers, or a list of them: {error}.") from None
 
     def allows(item: Item) -> bool:
         about = {"document": item.document, **item.metadata}

@@ -12,6 +12,7 @@ import numpy as np
 from adacur.approximation.acquisition import best_positions
 from adacur.approximation.completion import Completion, ScoredItems
 from adacur.core.arrays import BoolArray, FloatArray, IntArray
+from adacur.core.budget import is_whole
 from adacur.core.errors import InputError, WrongScorer
 from adacur.core.protocols import ScorerCard
 from adacur.core.records import Query
@@ -89,7 +90,7 @@ def refresh(
     - `mirror`: drop anchor queries made from searches that the log no longer holds;
     - `encoder`, `trust`: those of `load`; `first` gives the first stages of a version instead.
     """
-    if limit < 1 or fewest_scored < 1:
+    if not all(is_whole(count) and count >= 1 for count in (limit, fewest_scored)):
         raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
     if not isinstance(log, SearchLog):
         if not Path(log).is_file():

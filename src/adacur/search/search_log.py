@@ -139,8 +139,8 @@ class SearchLog:
         days: float = 90.0,
         redact: Callable[[str], str | None] | None = None,
     ) -> None:
-        if not (is_whole(keep) and keep >= 1):
-            raise InputError(f"keep, the number of searches that a log holds, must be at least 1; got {keep!r}.")
+        if not (is_whole(keep) and 1 <= keep < 2**63):
+            raise InputError(f"keep, the number of searches that a log holds, must be 1 or more; got {keep!r}.")
         if not days > 0:
             raise InputError(f"days, the age at which logged searches are deleted, must be positive; got {days!r}.")
         self.path = Path(path)

@@ -147,8 +147,8 @@ class ScorerWatch:
     ) -> None:
         self._served, self._settings, self._metrics, self._log, self._sleep = served, settings, metrics, log, sleep
         self._changed: set[str] = set()
-        self._last: dict[str, tuple[float, Drift]] = {}
-        self._turns = {name: asyncio.Lock() for name in served}
+        # Of each index the last check and when it began, even if it failed or whoever asked for it has gone.
+        self._last: dict[str, tuple[float, asyncio.Task[Drift]]] = {}
 
     async def run(self) -> None:
         """Check all scorers that can change, until cancelled."""
@@ -162,21 +162,26 @@ class ScorerWatch:
 
     async def on_demand(self, one: Served) -> tuple[Drift, float]:
         """The last check and its age in seconds, if that is less than a minute; otherwise a new one."""
-        async with self._turns[one.name]:
-            at, drift = self._last.get(one.name, (0.0, None))
-            if drift is None or time.monotonic() - at >= KEPT_SECONDS:
-                return await self._check(one), 0.0
-            return drift, time.monotonic() - at
+        began, check = self._begun(one, kept=KEPT_SECONDS)
+        age = time.monotonic() - began if check.done() else 0.0
+        return await asyncio.shield(check), age
 
     async def check(self, one: Served) -> Drift:
         """How far the scorer has drifted from the index, for 8 scorer calls."""
-        async with self._turns[one.name]:
-            return await self._check(one)
+        return await asyncio.shield(self._begun(one, kept=0.0)[1])
 
-    async def _check(self, one: Served) -> Drift:
+    def _begun(self, one: Served, *, kept: float) -> tuple[float, asyncio.Task[Drift]]:
+        """The check that is under way, or is younger than `kept` seconds; otherwise a new one."""
         if not one.index.anchor_queries:
             message = "This index stores no scores to compare with, so any scorer fits it."
             raise Refusal(422, "nothing_to_probe", message)
+        began, check = self._last.get(one.name, (0.0, None))
+        if check is None or (check.done() and time.monotonic() - began >= kept):
+            began, check = time.monotonic(), asyncio.create_task(self._check(one))
+            self._last[one.name] = began, check
+        return began, check
+
+    async def _check(self, one: Served) -> Drift:
         try:
             # In a thread, since the scorer may have to be opened first.
             drift = await asyncio.to_thread(lambda: drift_now(one.index.anchors, uncached(one.index.scorer), n=_PAIRS))
@@ -184,7 +189,6 @@ class ScorerWatch:
             self._metrics.scorer_probes.labels(one.name, "failed").inc()
             self._log.error("scorer not probed", index=one.name, exc_info=error)
             raise
-        self._last[one.name] = time.monotonic(), drift
         outcome = "same" if drift.same else "near" if drift.allowed else "changed"
         self._metrics.scorer_probes.labels(one.name, outcome).inc()
         self._metrics.scorer_drift.labels(one.name).set(drift.rms_over_std)

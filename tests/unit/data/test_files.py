@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import datetime
 import gzip
 import itertools
@@ -7,6 +8,7 @@ import json
 import os
 import re
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -453,3 +455,22 @@ def test_what_is_no_file_is_never_waited_for(tmp_path) -> None:
         for read in (read_items, read_queries, read_qrels):
             with pytest.raises(FileFormatError):
                 list(read(path))
+
+
+def test_a_cell_or_an_array_without_end_is_refused_and_blank_lines_take_no_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("adacur.data.files._LONGEST_CELL", 100)
+    monkeypatch.setattr("adacur.data.lines._LONGEST_ARRAY", 100)
+    (tmp_path / "cell.csv").write_text('id,text\na,"' + "word\n" * 100)
+    before = csv.field_size_limit()
+    with pytest.raises(FileFormatError, match="field larger than field limit"):
+        list(read_items(tmp_path / "cell.csv"))
+    csv.field_size_limit(before)
+    (tmp_path / "array.json").write_text("[\n" + " \n" * 100)
+    with pytest.raises(FileFormatError, match="more than 100 characters"):
+        list(read_items(tmp_path / "array.json"))
+    (tmp_path / "blank.csv").write_text("\n" * 1_000_000 + "id,text\na,b\n\nc\n")
+    tracemalloc.start()
+    with pytest.raises(FileFormatError, match="line 1000004: 1 columns"):
+        list(read_items(tmp_path / "blank.csv"))
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    tracemalloc.stop()

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from adacur.core.errors import DamagedIndex, UnknownName
+from adacur.core.errors import DamagedIndex, InputError, UnknownName
 from adacur.core.records import Item, ItemList, Query
 from adacur.core.seeds import item_keys
 from adacur.index import AnchorTable, IndexFolder, save_table
+from adacur.index.database import metadata_as_json, metadata_of
 from adacur.index.items import StoredItems
 
 
@@ -83,3 +85,19 @@ def test_a_database_that_is_none_is_damage(known, tmp_path) -> None:
     (tmp_path / "index" / "items.sqlite").unlink()
     with pytest.raises(DamagedIndex, match=r"items\.sqlite"):
         IndexFolder.open(tmp_path / "index")
+
+
+@pytest.mark.parametrize("id_", ["\ud800", 5, 10**30, ("a",), None])
+def test_what_cannot_be_an_id_is_an_unknown_one(stored, id_) -> None:
+    with pytest.raises(UnknownName, match="No item has the id"):
+        stored.positions([id_])
+
+
+def test_metadata_that_json_has_not_are_stored_as_null_or_refused_by_name() -> None:
+    assert metadata_as_json(Item("a", "x", {"m": [float("nan")], "n": "NaN"})) == '{"m": [null], "n": "NaN"}'
+    deep: list = []
+    for _ in range(200):
+        deep = [deep]
+    with pytest.raises(InputError, match="item 'a' is not: it is nested more than 100 deep"):
+        metadata_as_json(Item("a", "x", {"m": deep}))
+    assert metadata_of(json.dumps({"m": [[n] for n in range(200)]}))

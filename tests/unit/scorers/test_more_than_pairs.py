@@ -202,6 +202,22 @@ def test_modules_are_looked_at_however_deep_they_lie_and_lie_in_the_folder(tmp_p
         check_names_no_code(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config_sentence_transformers.json", {"prompts": ["a"]}),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}, "default_prompt_name": "a"}),
+        ("sentence_bert_config.json", {"processing_kwargs": {"chat_template": [1]}}),
+        ("tokenizer_config.json", {"model_max_length": "x", "tokenizer_class": "PreTrainedTokenizerFast"}),
+    ],
+)
+def test_settings_of_an_odd_type_are_the_folders_fault(tmp_path, file, content) -> None:
+    folder = tiny_decoder(tmp_path / "model")
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="cannot be opened"):
+        scorer(folder, device="cpu")
+
+
 def test_a_classifier_trained_on_plain_pairs_has_no_template_of_its_base(tmp_path) -> None:
     from adacur.training.ranking_model import untrained
 

@@ -223,3 +223,9 @@ def test_a_filter_names_documents_whether_they_have_passages_or_are_one(index) -
     assert hits.trace.calls == 5
     with pytest.raises(UnknownName, match=r"'d3'.*'document'"):
         index.search("amber jetty", 9, budget=len(ITEMS), filter={"d3", "alone"})
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {1, 2}, [[1]], [{"a": 1}]])
+def test_a_filter_by_values_that_cannot_be_compared_is_refused(index, value) -> None:
+    with pytest.raises(InputError, match="texts and numbers"):
+        index.search("a", k=1, budget=2, filter={"document": value})

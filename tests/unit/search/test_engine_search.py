@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -687,3 +688,9 @@ def test_rows_of_another_size_end_a_search_with_a_clear_error() -> None:
     found = search_in(store, scorer=scorer, encoder=LetterPairEncoder(), check=False)
     with pytest.raises(EngineUnavailable, match="64 numbers"):
         found.search(QUERIES[0], 5, budget=30)
+
+
+def test_a_store_whose_name_is_no_unicode_was_never_exported_to(tmp_path) -> None:
+    names = {"folder": str(tmp_path.resolve()), "stores": {}, "names": ["\ud800"]}
+    (tmp_path / "exports.json").write_text(json.dumps(names))
+    assert old_exports(tmp_path, tmp_path) == {}

@@ -17,6 +17,7 @@ from adacur.core.errors import FileFormatError, IndexFolderError, InputError, Wr
 from adacur.core.protocols import ScorerCard
 from adacur.index import IndexFolder, verify
 from adacur.search import SearchLog, SearchLogWarning
+from adacur.search.refresh import refresh as refresh_folder
 from adacur.tuning import replay, tune
 from tests.editing import Edited
 from tests.unit.search.test_sparse_build import ANCHORS, ITEMS, TRUTH, Encoder, Scorer, number
@@ -271,3 +272,15 @@ def test_a_log_whose_tables_run_something_is_refused(path, tmp_path):
     connection.close()
     with pytest.raises(FileFormatError, match="neither views nor triggers"):
         SearchLog(tmp_path / "log")
+
+
+@pytest.mark.parametrize("given", [{"limit": "x"}, {"limit": 1.5}, {"fewest_scored": None}, {"limit": 0}])
+def test_a_refresh_takes_whole_numbers(tmp_path, given) -> None:
+    with pytest.raises(InputError, match="must be at least 1"):
+        refresh_folder(tmp_path, tmp_path / "log", **given)
+
+
+@pytest.mark.parametrize("keep", [0, 1.5, 10**30])
+def test_a_log_keeps_a_number_that_sqlite_can_count(tmp_path, keep) -> None:
+    with pytest.raises(InputError, match="keep, the number of searches"):
+        SearchLog(tmp_path / "log", keep=keep)

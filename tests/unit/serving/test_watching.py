@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import time
@@ -215,6 +216,23 @@ def test_asking_again_within_a_minute_costs_no_calls() -> None:
     assert service.calls == [8]
     assert first.pop("seconds_ago") == 0 <= second.pop("seconds_ago") < 60
     assert first == second
+
+
+def test_asking_again_after_a_failure_or_after_hanging_up_costs_no_calls() -> None:
+    async def hang_up(service) -> None:
+        server, watch, *_ = watching({"small": world_index(service)})
+        for _ in range(4):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await watch.on_demand(server.served["small"])
+        assert (await watch.on_demand(server.served["small"]))[0].same
+
+    slow, failing = Service(seconds=0.3), Service(fails_after=0)
+    asyncio.run(hang_up(slow))
+    assert slow.calls == [8]
+    with TestClient(create_app({"small": world_index(failing)})) as client:
+        assert [client.post("/v1/indexes/small/probe").status_code for _ in range(3)] == [502] * 3
+    assert failing.calls == [8]
 
 
 def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for(monkeypatch) -> None:

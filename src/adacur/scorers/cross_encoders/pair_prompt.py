@@ -24,6 +24,8 @@ ANSWERS = ("Yes", "No")
 # What pairs share comes first: its keys and values are computed once.
 PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _PAIR_ROLES = ("query", "document")
+# Characters that are tokenised to find where a prompt can be cut, which takes seconds.
+_MOST_TRIED = 2**22
 _REMEDY = (
     "Give the model's prompt, prompt='… {query} … {item} …', or messages for the template: prompt=[{'role': 'user', "
     "'content': '… {query} … {item} …'}]."
@@ -51,6 +53,10 @@ class PairPrompt:
     item_first: bool = False
     trims: frozenset[str] = frozenset()
     instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        if re.search("[\ud800-\udfff]", self.prefix + self.middle + self.suffix):
+            raise InputError(f"A prompt must be Unicode text; {self.text!r} holds half of a surrogate pair.")
 
     @classmethod
     def of_format(cls, text: str, *, instruction: str | None = None) -> PairPrompt:
@@ -243,7 +249,9 @@ def _always_cut(
     after_lines = {found.end() for found in re.finditer(r"\n", between)} - at_special
     others = set(range(n + 1)) - at_special - after_lines
     places = [at for group in (at_special, after_lines, others) for at in sorted(group, reverse=late)]
-    for at in places:
+    # Of a long prompt only some places are tried: its tokens would take time in the square of its length.
+    length = sum(map(len, lefts)) + sum(map(len, rights))
+    for at in places[: 1 + _MOST_TRIED // length]:
         heads = encode([left[: len(left) - n + at] for left in lefts])
         tails = encode([between[at:] + right for right in rights])
         if all(head + tail == whole for head, tail, whole in zip(heads, tails, wholes, strict=True)):

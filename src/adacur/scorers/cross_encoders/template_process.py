@@ -14,7 +14,8 @@ from typing import Any
 
 SECONDS = 30.0
 _BYTES = 4 * 2**30
-_LONGEST = 2**20
+_LONGEST = 2**15
+_LONGEST_REASON = 1000
 
 # The text, or None and why there is none.
 Rendered = tuple[str | None, str]
@@ -29,7 +30,7 @@ def rendered_chats(template: str, chats: Sequence[Any], options: Mapping[str, An
 @functools.lru_cache(maxsize=64)
 def _answers(asked: str) -> list[Rendered]:
     # -P: nothing is imported from the current folder. One thread: each more takes address space.
-    command, single = [sys.executable, "-P", __file__], os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    command, single = [sys.executable or "", "-P", __file__], os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
             command, input=asked.encode(), capture_output=True, timeout=SECONDS, env=single, check=False
@@ -38,7 +39,7 @@ def _answers(asked: str) -> list[Rendered]:
         raise TimeoutError(f"it takes more than {SECONDS:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ChildProcessError(lines[-1] if lines else f"it ended its process, {done.returncode}")
+        raise ChildProcessError(lines[-1][:_LONGEST_REASON] if lines else f"it ended its process, {done.returncode}")
     return [(text, why) for text, why in json.loads(done.stdout)]
 
 
@@ -57,7 +58,7 @@ def _render(chats: Sequence[Any], options: Mapping[str, Any]) -> list[Rendered]:
             long = len(texts[0]) > _LONGEST
             answers.append((None, f"it makes {len(texts[0]):,} characters of a pair") if long else (texts[0], ""))
         except Exception as error:
-            answers.append((None, str(error) or type(error).__name__))
+            answers.append((None, str(error)[:_LONGEST_REASON] or type(error).__name__))
     return answers
 
 

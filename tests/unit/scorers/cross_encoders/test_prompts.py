@@ -251,6 +251,24 @@ def test_a_chat_template_that_never_ends_or_fills_the_memory_is_refused(monkeypa
         PairPrompt.of_chat(chat(LOOP + body))
 
 
+def test_a_template_raises_no_error_of_megabytes() -> None:
+    with pytest.raises(InputError, match="cannot be rendered") as error:
+        PairPrompt.of_chat(chat("{{ raise_exception('word' * 999999) }}"))
+    assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize("interpreter", [None, "", "/no/python"])
+def test_an_interpreter_that_does_not_know_its_path_renders_no_template(monkeypatch, interpreter) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter)
+    with pytest.raises(InputError, match="cannot be rendered"):
+        PairPrompt.of_chat(chat(LOOP + "nowhere"))
+
+
+def test_half_a_surrogate_pair_is_no_prompt() -> None:
+    with pytest.raises(InputError, match="half of a surrogate pair"):
+        PairPrompt.of_format("\ud800 {query} {item}")
+
+
 def test_a_reranker_is_not_taken_for_a_chat_model_because_a_process_failed(monkeypatch) -> None:
     pairs = chat(PairPrompt.of_format("once {query} and {item} again").chat_template())
     with monkeypatch.context() as slow:
@@ -539,6 +557,21 @@ def test_pieces_fall_back_to_parts_with_a_word_where_a_tokenizer_joins_everythin
     pieces = PromptPieces.of(PairPrompt.of_format("x {query} y {item} z"), tokenizer)
     assert "tokenised apart" in caplog.text
     assert pieces.of_query("q") == "x q y "
+
+
+def test_of_a_long_prompt_only_some_places_are_tried_for_a_cut() -> None:
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+
+    class Counting:
+        get_added_tokens_decoder, characters = tokenizer.get_added_tokens_decoder, 0
+
+        def encode_batch_fast(self, texts, *, add_special_tokens):
+            self.characters += sum(map(len, texts))
+            return tokenizer.encode_batch_fast([text[:1] for text in texts], add_special_tokens=add_special_tokens)
+
+    counting = Counting()
+    PromptPieces.of(PairPrompt.of_format("x{query}" + "y" * 5000 + "{item}z"), counting)
+    assert counting.characters < 2e7
 
 
 @pytest.mark.parametrize("given", [f"token({'-' * 100_000}1)", "grades({'a': 1e999, 'b': 0})", "token(True)"])
