@@ -549,6 +549,14 @@ def test_a_build_whose_scorer_failed_is_continued_by_the_same_command(
     assert len(log.read_text().splitlines()) == N_BLOCKS - 4
 
 
+def test_options_of_the_scorer_are_given_by_name(folder: Path) -> None:
+    built = build(folder, "i.adacur", "--scorer-set", "name=mine")
+    assert built.code == 0, built
+    (facts,) = here("inspect", "i.adacur", "--json", cwd=folder).json()
+    assert "mine" in str(facts["scorer"])
+    build(folder, "j.adacur", "--scorer-set", "instructions=x").refused("instructions")
+
+
 def test_a_build_is_not_continued_with_other_items_or_another_scorer(shop: Path, folder: Path) -> None:
     build(folder, "i.adacur", MOOD="raise").refused()
 
