@@ -139,7 +139,6 @@ def main() -> None:
                     f"  {side:45s} {n / median(spent):6.1f} pairs/s, {median(ratios):.2f}× sentence-transformers' best "
                     f"({ratios[0]:.2f}-{ratios[-1]:.2f})"
                 )
-        print(f"  runs of the float32 ONNX model: {float32._shape}")
 
         pairs = real_pairs(arguments.agreement, characters=400)
         small, real = int8.score(pairs), float32.score(pairs)

@@ -46,8 +46,8 @@ class Watched(AdaptiveSearch):
         spread = state._queries[index].residual_deviation
         if len(exact) >= self._k and np.isfinite(spread):
             best = np.sort(exact)[-self._k : -self._k + 1 or None]
-            positions, promising = self._prospects.best(
-                min(adaptive._SHORTLIST, np.count_nonzero(self._prospects.unscored)),
+            positions, promising = self.prospects.best(
+                min(adaptive.SHORTLIST, np.count_nonzero(self.prospects.unscored)),
                 acquisition=TopK(),
                 stream=0,
                 without=np.empty(0, dtype=np.intp),

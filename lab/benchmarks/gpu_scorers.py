@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_search import padded
 
 from adacur.core.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
@@ -103,11 +104,13 @@ def agreement(arguments: argparse.Namespace, queries: list[Query], items: list[I
     lines = []
     for dtype in ("float16", "bfloat16", "float32"):
         scorer = TorchCrossEncoder(arguments.model, batch_tokens=arguments.batch_tokens, dtype=dtype)
-        pairs = scorer._tokens.grid(queries, items)
+        pairs = scorer._tokens.texts(queries, items).grid()
         expected = np.empty(len(pairs), np.float32)
         with torch.inference_mode():
             for batch in np.array_split(np.argsort(-pairs.lengths), max(1, len(pairs) // 400)):
-                inputs = {name: torch.from_numpy(array).cuda() for name, array in pairs.padded(batch, pad_id=0).items()}
+                names = ("input_ids", "attention_mask", "token_type_ids")
+                arrays = zip(names, padded(pairs, batch, pad_id=0), strict=True)
+                inputs = {name: torch.from_numpy(array).cuda() for name, array in arrays}
                 expected[batch] = model(**inputs).logits[:, 0].cpu().numpy()
         difference = np.abs(scorer.score_grid(queries, items).ravel() - expected)
         lines.append(

@@ -29,6 +29,7 @@ import torch
 
 from adacur.core.records import Item, ItemList, Query
 from adacur.scorers import TorchCrossEncoder
+from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
 from adacur.scorers.cross_encoders.recorded import RecordedForward
 
 
@@ -196,17 +197,23 @@ def rivals(bench: Bench) -> Iterator[Row]:
                 calls,
             )
     for n in bench.sizes:
-        calls = [padded(bench, bench.pairs(call)) for call in bench.calls(n)]
+        made = [bench.scorer._tokens.pairs(bench.pairs(call)) for call in bench.calls(n)]
+        calls = [padded(pairs, range(n), pad_id=bench.scorer._pad_id) for pairs in made]
         longest = max(ids.shape[1] for ids, _, _ in calls)
         run = bare_graph(bench, n, longest)
         way = "bare CUDA graph" if bench.device.type == "cuda" else "bare forward, no graph"
         yield with_note(bench.timed("rivals", way, n, run, calls), f"padded to {longest} tokens, ids given")
 
 
-def padded(bench: Bench, pairs: Sequence[tuple[Query, Item]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    made = bench.scorer._tokens.pairs(pairs)
-    inputs = made.padded(range(len(made)), pad_id=bench.scorer._pad_id)
-    return inputs["input_ids"], inputs["attention_mask"], inputs["token_type_ids"]
+def padded(pairs: TokenPairs, positions: Sequence[int], *, pad_id: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids, mask and types of these pairs, padded on the right to the longest."""
+    rows = [pairs.texts.pair(pairs.query_of[at], pairs.item_of[at]) for at in positions]
+    ids = np.full((len(rows), max(row.shape[1] for row in rows)), pad_id, np.int64)
+    mask, types = np.zeros_like(ids), np.zeros_like(ids)
+    for at, row in enumerate(rows):
+        ids[at, : row.shape[1]], types[at, : row.shape[1]] = row
+        mask[at, : row.shape[1]] = 1
+    return ids, mask, types
 
 
 def bare_graph(bench: Bench, n_pairs: int, longest: int) -> Callable[[Any], np.ndarray]:

@@ -62,7 +62,7 @@ def main() -> None:
         one = every[:20]
         timed("look up 20 pairs, 500 times", 500 * 20, lambda: [cached.score(one) for _ in range(500)])
         half = [*known[: len(known) // 2], *((Query("no", f"no {query.text}"), item) for query, item in fresh)]
-        keys = cached._pair_keys(half[: len(known)])
+        keys = cached._keys(half[: len(known)])
         print(f"{len(keys):,} keys, half of them known, in SQL alone:")
         timed("  as one blob per 8,192 (what Cached does)", len(keys), lambda: cached._file.find(keys))
         with contextlib.closing(sqlite3.connect(Path(folder) / "scores.sqlite")) as connection:

@@ -40,6 +40,16 @@ def digest(text: str, kind: bytes) -> bytes:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST, person=kind).digest()
 
 
+def look_up(n: int) -> str:
+    """The statement that finds n pairs, by the digests of each, then the scorer."""
+    values = ", ".join(["(?, ?)"] * n)
+    # CROSS JOIN: for (query, item) IN (VALUES …) SQLite reads every score of the scorer, .1 s for a million.
+    return (
+        f"WITH wanted (query, item) AS (VALUES {values}) SELECT scores.query, scores.item, score FROM wanted "
+        "CROSS JOIN scores ON scorer = ? AND scores.query = wanted.query AND scores.item = wanted.item"
+    )
+
+
 class ScoreFile:
     """The scores of one scorer, which `identity` describes; safe to share between threads and processes."""
 
@@ -60,10 +70,8 @@ class ScoreFile:
             halves = [
                 half for key in keys[start : start + _KEYS_PER_LOOK_UP] for half in (key[:_DIGEST], key[_DIGEST:])
             ]
-            values = ", ".join(["(?, ?)"] * (len(halves) // 2))
-            find = f"SELECT query, item, score FROM scores WHERE scorer = ? AND (query, item) IN (VALUES {values})"
             with self._connected() as connection:
-                rows = connection.execute(find, (self._scorer, *halves)).fetchall()
+                rows = connection.execute(look_up(len(halves) // 2), (*halves, self._scorer)).fetchall()
             for query, item, score in rows:
                 # SQLite lets a column of bytes hold a text.
                 if not isinstance(score, bytes):

@@ -31,6 +31,7 @@ from adacur.core.records import Item, Query
 from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, SharedBatches, ascore, score_grid
 from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.cached import CacheWarning, past_cache
+from adacur.scorers.score_file import look_up
 
 QUERIES = [Query(f"q{n}", f"question {n}") for n in range(6)]
 ITEMS = [Item(f"i{n}", f"text {n}") for n in range(40)]
@@ -865,3 +866,11 @@ def test_a_cache_is_readable_by_its_owner_alone(tmp_path) -> None:
         assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     SearchLog(tmp_path / "log.sqlite")
     assert stat.S_IMODE((tmp_path / "log.sqlite").stat().st_mode) == 0o600
+
+
+def test_a_look_up_reads_the_pairs_that_are_wanted_and_no_others(path) -> None:
+    with Cached(Recording(), path) as cached:
+        cached.score(PAIRS)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {look_up(2)}", (b"q", b"i", b"r", b"j", 1)).fetchall()
+    assert any("scorer=? AND query=? AND item=?" in row[3] for row in plan), plan
