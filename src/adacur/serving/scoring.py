@@ -147,7 +147,7 @@ class ScorerWatch:
     ) -> None:
         self._served, self._settings, self._metrics, self._log, self._sleep = served, settings, metrics, log, sleep
         self._changed: set[str] = set()
-        # Of each index the last check and when it began, even if it failed or whoever asked for it has gone.
+        # The last check of each index and when it began, even if it failed or its client has gone.
         self._last: dict[str, tuple[float, asyncio.Task[Drift]]] = {}
 
     async def run(self) -> None:
