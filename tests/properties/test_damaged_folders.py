@@ -25,7 +25,7 @@ from adacur.tuning import compress, tune
 from tests.editing import Edited
 from tests.living_world import Encoder, item, query, score
 
-TRIES = int(os.environ.get("ADACUR_FUZZ", "80"))
+TRIES = int(os.environ.get("ADACUR_FUZZ", "120"))
 DEEP = "nested deeply"
 VALUES = (
     *(None, True, False, 0, -1, 1, 2, 10**12, 2**63, 10**30, -(10**12), 0.5, 1e308, float("nan"), float("inf")),

@@ -509,3 +509,9 @@ def test_a_disk_that_really_is_full_loses_nothing_wherever_it_fills(tmp_path) ->
     assert seen[0] == "nothing is"
     assert "fits" not in seen
     assert len(set(seen)) >= 3
+
+
+def test_scores_are_stored_in_a_type_that_holds_them(known, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"float32 or float16.*'int8'"):
+        known.build(tmp_path / "index", dtype="int8")
+    assert not (tmp_path / "index").exists()

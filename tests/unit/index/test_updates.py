@@ -566,7 +566,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_version(path, tmp_path, n
     seen = set()
     # What all changes share, the way to the switch and from it, is gone through step by step once.
     every = range(1, steps + 1)
-    points = every if name == "remove" else np.unique(np.linspace(1, steps, 4).astype(int)).tolist()
+    points = every if name == "remove" else np.unique(np.linspace(1, steps, 6).astype(int)).tolist()
     for at in points:
         copy = shutil.copytree(path, tmp_path / f"crashed-{at}")
         _crash(copy, CHANGES[name], at=at)
