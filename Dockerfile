@@ -11,7 +11,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 ADACUR_CACHE=/opt/models
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN python -m venv /opt/adacur && /opt/adacur/bin/pip install '.[onnx,serving]'
+RUN python -m venv /opt/adacur && /opt/adacur/bin/pip install '.[onnx,serving]' ./src/adacur_wikivital
 # The cross-encoder, the encoder of its first stage, and the articles of the index that ships.
 RUN /opt/adacur/bin/adacur fetch ms-marco-MiniLM-L-12-v2 bge-small-en-v1.5 wikivital
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo serve test rehearsal check browser bench reproduce docs dist lowest clean
+.PHONY: help demo serve test test-core alone rehearsal check browser bench reproduce docs dist lowest clean
 
 help: ## Show what can be made.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,7 +38,20 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BI
 SEED := 1
 EXPERIMENT := all
 
-test: check browser ## Lint, types, rooms, then every test; documents with an int8 model as on another processor.
+# What belongs to an extra, and the documents, which show everything.
+BEYOND_CORE := tests/extras lab/tests tests/functional/test_docs.py tests/functional/test_docs_site.py \
+	tests/functional/test_notebooks.py tests/functional/test_wording.py tests/contracts/test_options.py \
+	tests/contracts/test_engines.py
+
+test-core: check alone ## Lint, types, rooms, the tests of the core alone, and the core in an empty environment.
+	$(PYTEST) -m "not int8" $(foreach path,$(BEYOND_CORE),--ignore=$(path))
+
+alone: ## The core in an environment with nothing else: a function, BM25, the best k.
+	rm -rf build/alone && $(PYTHON) -m venv build/alone
+	build/alone/bin/python -m pip install --quiet --disable-pip-version-check .
+	build/alone/bin/python .ci/core_alone.py
+
+test: check alone browser ## Lint, types, rooms, then every test; documents with an int8 model as on another processor.
 	$(PYTEST) -m "not int8"
 	ADACUR_REHEARSAL=$(SEED) $(PYTEST) -m int8 tests/functional/test_docs.py tests/functional/test_notebooks.py
 
@@ -86,14 +99,15 @@ dist: ## Build the wheel and the sdist into dist/, check them, and try the wheel
 	$(PYTHON) -m venv build/dist
 	build/dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
 	rm -rf dist && build/dist/bin/python -m build --outdir dist
+	build/dist/bin/python -m build --wheel --outdir dist src/adacur_wikivital
 	build/dist/bin/twine check --strict dist/*
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/*.whl)[onnx,serving]"
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo dist/adacur-*.whl)[onnx,serving]" dist/adacur_wikivital-*.whl
 	build/wheel/bin/python .ci/smoke.py
 
 lowest: ## The oldest allowed versions of the dependencies, and the tests of what uses them.
-	.ci/lowest onnx,serving,http,evaluation,report,ir-datasets,object-store,int8,qdrant,lancedb,postgres,hub,mcp tests/unit tests/contracts
-	.ci/lowest all tests/unit/scorers tests/unit/integrations tests/unit/engines tests/unit/training tests/contracts
+	.ci/lowest onnx,serving,http,evaluation,report,ir-datasets,int8,qdrant,lancedb,postgres,mcp tests/unit tests/contracts
+	.ci/lowest all tests/unit/scorers tests/extras/hosts tests/extras/engines tests/extras/train tests/contracts
 
 clean: ## Remove the environment and caches.
 	rm -rf $(VENV) build dist site .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,13 +18,13 @@ frozen = {"modules": 0}
 # once; what takes long first. Every other file is a group of its own.
 GROUPS = {
     "torch": (
-        "tests/contracts/test_integrations.py",
+        "tests/extras/hosts/test_integrations.py",
         "tests/contracts/test_scorer_identity.py",
         "tests/contracts/test_scorers.py",
-        "tests/functional/test_cli_train.py",
+        "tests/extras/train/test_cli_train.py",
         "tests/functional/test_real_model.py",
         "tests/functional/test_threads.py",
-        "tests/unit/integrations/",
+        "tests/extras/hosts/",
         "tests/unit/scorers/cross_encoders/",
         "tests/unit/scorers/test_judge.py",
         "tests/unit/scorers/test_langchain_scorer.py",
@@ -33,20 +33,19 @@ GROUPS = {
         "tests/unit/scorers/test_pyterrier_scorer.py",
         "tests/unit/scorers/test_rerankers_scorer.py",
         "tests/unit/scorers/test_sentence_transformers_scorer.py",
-        "tests/unit/training/",
+        "tests/extras/train/",
         "lab/tests/test_mteb.py",
     ),
     "documents": ("tests/functional/test_docs.py", "tests/functional/test_notebooks.py"),
-    "page": ("tests/functional/test_page.py", "tests/functional/test_docs_site.py"),
+    "page": ("tests/extras/server/test_page.py", "tests/functional/test_docs_site.py"),
     "ray": (
         "tests/contracts/test_engines.py",
-        "tests/unit/engines/test_ray.py",
-        "tests/unit/index/test_cluster_build.py",
+        "tests/extras/ray/test_ray.py",
+        "tests/extras/ray/test_cluster_build.py",
     ),
     "commands": ("tests/functional/test_cli.py",),
     "server": ("tests/functional/test_serve",),
-    "tuning": ("tests/unit/tuning/",),
-    "object store": ("tests/functional/test_cli_object_store.py", "tests/unit/index/test_object_store.py"),
+    "tuning": ("tests/unit/replay/",),
 }
 # Its tests share nothing, so that both workers take them one by one.
 APART = "documents"

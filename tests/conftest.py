@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex, Item, Query
-from adacur.core.results import Hits
 from adacur.first_stages import Matrix, as_hits
+from adacur.results import Hits
 from adacur.scorers import MatrixScorer
-from tests.object_stores import s3_endpoint, s3_url
-
-__all__ = ["s3_endpoint", "s3_url"]
 
 # Read when Haystack is imported: tests report to nobody.
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
@@ -98,7 +95,7 @@ def ray_cluster():
     """A Ray cluster on this machine, of one node with two CPUs, to which tests may add; this process is connected."""
     from ray.cluster_utils import Cluster
 
-    from adacur.engines.ray import connected
+    from adacur.extras.ray.ray_executor import connected
 
     # By default Ray sets a third of the memory aside for objects, and each process that tests starts a cluster.
     node = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 200 * 2**20}

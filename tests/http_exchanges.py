@@ -76,6 +76,29 @@ EXCHANGES = {
         instructed={"instruction": "Prefer encyclopaedic texts."},
         lists_models="/v1/models",
     ),
+    "adacur": Exchange(
+        path="/v1/rerank",
+        request={
+            "query": "what is panda?",
+            "documents": ["hi", "The giant panda is a bear."],
+            "model": "fake/reranker",
+            "return_documents": False,
+            "raw_scores": True,
+            "top_n": 2,
+        },
+        answer={
+            "id": "5b1c9a2e",
+            "model": "texts",
+            "results": [
+                {"index": 1, "relevance_score": 5.265625},
+                {"index": 0, "relevance_score": -8.15625},
+            ],
+            "usage": {"total_tokens": 13, "scored_pairs": 2},
+        },
+        scores=(-8.15625, 5.265625),
+        raw={"raw_scores": True},
+        lists_models="/v1/models",
+    ),
     "infinity": Exchange(
         path="/rerank",
         request={

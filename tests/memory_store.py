@@ -7,36 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import BoolArray, FloatArray
-from adacur.core.errors import InputError
-from adacur.core.records import Item
-from adacur.engines.vector_store import (
+from adacur.arrays import BoolArray, FloatArray
+from adacur.errors import InputError
+from adacur.extras.engines.vector_store import (
     Found,
     Key,
     Nearest,
     VectorStore,
     Where,
-    beside_name,
-    check_name,
     shown,
 )
+from adacur.records import Item, field_of
 
 
 class MemoryStore(VectorStore):
-    """Collections by name in one dictionary, shared by a store and those beside it."""
+    """Items with their vectors by name, under the keys 0, 1, 2, …"""
 
-    def __init__(
-        self, collection: str = "items", *, vector: str | None = None, shelf: dict[str, _Collection] | None = None
-    ) -> None:
-        self._collection, self.vector = collection, vector
-        self._shelf: dict[str, _Collection] = {} if shelf is None else shelf
+    def __init__(self, items: Sequence[Item], vectors: Mapping[str, FloatArray], *, name: str = "things") -> None:
+        self._name = name
+        self._there = _Collection({name: rows.shape[1] for name, rows in vectors.items()})
+        self.put(items, vectors)
 
     @property
     def name(self) -> str:
-        return f"memory://{self._collection}"
+        return f"memory://{self._name}"
 
-    def exists(self) -> bool:
-        return self._collection in self._shelf
+    def put(self, items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
+        """Add items after those that are there."""
+        for at, item in enumerate(items):
+            self._there.put(len(self._there.keys), item, {name: rows[at] for name, rows in vectors.items()})
 
     def dimensions(self) -> dict[str, int]:
         return dict(self._there.dimensions)
@@ -81,37 +80,8 @@ class MemoryStore(VectorStore):
     def scan(self) -> Iterator[Item]:
         return iter(self._there.items)
 
-    def beside(self, suffix: str) -> MemoryStore:
-        return MemoryStore(beside_name(self._collection, suffix), shelf=self._shelf)
-
-    def siblings(self) -> tuple[str, ...]:
-        """The suffixes of the collections beside this one; "arts--x--1" lies beside "arts--x", not beside "arts"."""
-        after = (name.removeprefix(f"{self._collection}--") for name in self._shelf)
-        return tuple(sorted(one for one in after if f"{self._collection}--{one}" in self._shelf and "--" not in one))
-
-    def create(self, dimensions: Mapping[str, int]) -> None:
-        if self.exists():
-            raise InputError(f"{self.name} exists already, and is left alone.")
-        for name in dimensions:
-            check_name("vector", name)
-        self._shelf[self._collection] = _Collection(dimensions)
-
-    def put(self, keys: Sequence[int], items: Sequence[Item], vectors: Mapping[str, FloatArray]) -> None:
-        there = self._there
-        for at, (key, item) in enumerate(zip(keys, items, strict=True)):
-            there.put(key, item, {name: rows[at] for name, rows in vectors.items()})
-
-    def drop(self) -> None:
-        self._shelf.pop(self._collection, None)
-
     def close(self) -> None:
         return
-
-    @property
-    def _there(self) -> _Collection:
-        if self._collection not in self._shelf:
-            raise InputError(f"There is no collection {self._collection!r} in {self.name}.")
-        return self._shelf[self._collection]
 
 
 class _Collection:
@@ -166,8 +136,8 @@ def _has(item: Item, where: Mapping[str, Any]) -> bool:
 
 def _values(item: Item, name: str) -> list[Any]:
     """The values of a field: those of a list, or the one."""
-    value = item.metadata.get(name)
-    return list(value) if isinstance(value, list | tuple) else [] if name not in item.metadata else [value]
+    value = field_of(item.metadata, name, missing := object())
+    return list(value) if isinstance(value, list | tuple) else [] if value is missing else [value]
 
 
 def _is_one_of(value: Any, wanted: Collection[Any]) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 import uvicorn
 
 from adacur import BM25, AnchorIndex, Item, Query
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Pair
-from adacur.serving.running import listening
+from adacur.extras.server.running import listening
+from adacur.protocols import ScorerCard
+from adacur.records import Pair
 from tests.rerank_servers import logit_of
 
 __all__ = ["TextScorer", "serving", "world_index", "world_items"]

@@ -10,52 +10,67 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from adacur.budget import Budget
     from adacur.building import build
-    from adacur.core.budget import Budget
-    from adacur.core.errors import AdacurError
-    from adacur.core.records import Item, Query
-    from adacur.core.results import Hit, Hits, Trace
     from adacur.data import pseudo_queries
-    from adacur.engines import Ray
+    from adacur.errors import AdacurError
+    from adacur.extras.engines import search_in
+    from adacur.extras.ray import Ray
     from adacur.first_stages import BM25, Dense
     from adacur.first_stages.encoders import encoder
+    from adacur.records import Item, Query
+    from adacur.replay import tune
+    from adacur.results import Hit, Hits, Trace
     from adacur.scorers import Cached, scorer
-    from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Gaussian, Rerank, load, search_in
-    from adacur.tuning import tune
+    from adacur.search import AnchorIndex, load
+    from adacur.search.methods import ANNCUR, AXN, AdaCUR, Exact, First, FirstOnly, Gaussian, Rerank
 
 __version__ = "0.1.0"
 
 # Where public names live. Looked up on first use: importing adacur must not import what it may never need.
 _NAMES_IN = {
     "building": ("build",),
-    "core.budget": ("Budget",),
-    "core.errors": ("AdacurError",),
-    "core.records": ("Item", "Query"),
-    "core.results": ("Hit", "Hits", "Trace"),
+    "budget": ("Budget",),
+    "errors": ("AdacurError",),
+    "records": (
+        "Item",
+        "Query",
+    ),
+    "results": (
+        "Hit",
+        "Hits",
+        "Trace",
+    ),
     "data": ("pseudo_queries",),
-    "engines": ("Ray",),
-    "first_stages": ("BM25", "Dense"),
+    "extras.ray": ("Ray",),
+    "first_stages": (
+        "BM25",
+        "Dense",
+    ),
     "first_stages.encoders": ("encoder",),
-    "scorers": ("Cached", "scorer"),
-    "search": ("ANNCUR", "AXN", "AdaCUR", "AnchorIndex", "Exact", "First", "Gaussian", "Rerank", "load", "search_in"),
-    "tuning": ("tune",),
+    "scorers": (
+        "Cached",
+        "scorer",
+    ),
+    "search": (
+        "AnchorIndex",
+        "load",
+    ),
+    "extras.engines": ("search_in",),
+    "search.methods": (
+        "ANNCUR",
+        "AXN",
+        "AdaCUR",
+        "Exact",
+        "First",
+        "FirstOnly",
+        "Gaussian",
+        "Rerank",
+    ),
+    "replay": ("tune",),
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.
-_ROOMS = (
-    "approximation",
-    "core",
-    "data",
-    "engines",
-    "evaluation",
-    "first_stages",
-    "index",
-    "integrations",
-    "scorers",
-    "search",
-    "serving",
-    "training",
-    "tuning",
-)
+_ROOMS = ("data", "extras", "first_stages", "model", "replay", "scorers", "search", "store")
 
 __all__ = [
     "ANNCUR",
@@ -69,6 +84,7 @@ __all__ = [
     "Dense",
     "Exact",
     "First",
+    "FirstOnly",
     "Gaussian",
     "Hit",
     "Hits",

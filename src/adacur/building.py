@@ -11,38 +11,26 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from adacur import tuning
-from adacur.core.errors import InputError
-from adacur.core.money import Price
-from adacur.core.protocols import FirstStage
-from adacur.core.records import Item, Query, as_queries
+from adacur import replay as tuning
 from adacur.data import ItemFile, Passages, as_items, pseudo_queries
-from adacur.engines.store_urls import is_store_url
 from adacur.first_stages.encoders import encoder as open_encoder
-from adacur.index import (
-    Estimate,
-    On,
-    Origin,
-    ScoringBar,
-    Sparse,
-    build_scores,
-    build_status,
-    estimate,
-    is_finished,
-)
-from adacur.index.blocks import check_dtype
-from adacur.index.build import note_cut
-from adacur.index.folder import pairs_done
-from adacur.index.object_store import refuse_url
-from adacur.index.sparse import sparse_pairs_done
-from adacur.index.table import distinct_anchors
-from adacur.index.workers import check_workers
-from adacur.scorers.opening import scorer as open_scorer
+from adacur.money import Price
+from adacur.names import ITEMS_IN, is_store_url, named
+from adacur.protocols import FirstStage
+from adacur.records import Item, Query, as_queries
+from adacur.replay.replayed_settings import FEWEST_QUERIES, verdict
+from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search import AnchorIndex
-from adacur.search.engine_index import StoreItems, items_in
-from adacur.search.first_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
+from adacur.search.fusion import check_fuse
+from adacur.search.index_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
 from adacur.search.opening import open_folder
-from adacur.search.sparse_build import build_sparse, check_not_sparse, dense_among
+from adacur.store import Estimate, On, Origin, ScoringBar, build_scores, build_status, estimate, is_finished
+from adacur.store.anchor_table import distinct_anchors
+from adacur.store.blocks import check_dtype
+from adacur.store.build_blocks import note_cut, remembering
+from adacur.store.folder import pairs_done
+from adacur.store.workers import check_workers
+from adacur.store.writing import folder_at
 
 _log = logging.getLogger("adacur.build")
 
@@ -59,7 +47,6 @@ class BuildOptions(TypedDict, total=False):
 
     first: str | FirstStage | Sequence[str | FirstStage]
     encoder: Any
-    sparse: Sparse | float | None
     on: On
     seed: int
     dtype: str
@@ -68,6 +55,7 @@ class BuildOptions(TypedDict, total=False):
     progress: bool
     price: Price | str | None
     passages: int | None
+    fuse: float | None
 
 
 _Items = Iterable[Item | str] | str | Path
@@ -106,7 +94,6 @@ def build(
     path: str | Path,
     first: str | FirstStage | Sequence[str | FirstStage] = "bm25",
     encoder: Any = None,
-    sparse: Sparse | float | None = None,
     on: On = None,
     seed: int = 0,
     dtype: str = "float32",
@@ -116,6 +103,7 @@ def build(
     dry_run: bool = False,
     price: Price | str | None = None,
     passages: int | None = None,
+    fuse: float | None = None,
 ) -> AnchorIndex | Estimate:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
@@ -133,38 +121,33 @@ def build(
     - path: the folder to write.
     - first: first stages to keep: "bm25", "dense" (with `encoder`), several of them, or objects.
     - encoder: what `adacur.encoder` opens.
-    - sparse: `Sparse(…)`, a number of items or a share such as .05: each anchor query is scored against these only,
-      and the other scores are predicted by the dense first stage, which is then needed. Such an index is not tuned:
-      its anchor queries' true best are not known.
     - on: None for this process, or `Ray(…)`: on a cluster, or on several cores or GPUs of this machine.
     - seed: for pseudo-queries, random draws and tuning.
     - dtype: "float32" or "float16".
     - block_items: items between two save points; default: about 20 s of work.
-    - tune: end with a quick tuning for the best 10 within 100 calls, unless there are more than 100 million scores,
-      which it would have to hold in memory.
+    - tune: end with a quick tuning for the best 10 within 100 calls, unless the index has a tuning, or more than 100
+      million scores, which it would have to hold in memory.
     - progress: show bars.
     - dry_run: return the `Estimate` instead, at the cost of timing the scorer and the encoder on a sample.
     - price: what the scorer costs, such as "0.05 USD / 1M tokens", for that estimate; by default as far as known.
     - passages: split items of more words than this into passages of a document, as `adacur.data.Passages` does; edits
       then do the same.
+    - fuse: the first stage's weight in the order of hits, remembered for searches that name none: 0 where the scorer is
+      the truth, 1 where it is one witness; by default as the scorer is. To change it, build again with another.
     """
-    source = items_in(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
+    check_fuse(fuse)
+    source = named(ITEMS_IN)(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
     records = source if passages is None else Passages(source, passages)
     dual, stages = open_encoder(encoder), listed_stages(first)
     check_first_stages(stages, encoder=dual)
     check_dtype(dtype)
-    share = sparse if isinstance(sparse, Sparse) or sparse is None else Sparse(sparse)
     if anchor_queries == 0:
         check_leads(stages)
-    if share is not None:
-        dense_among(stages)
-        if anchor_queries == 0 or on is not None:
-            raise InputError(f"A sparse index must have anchor queries and be built in one process; got on={on!r}.")
-    refuse_url(path, "A build")
+    folder_at(path)
     opened = open_scorer(scorer)
     check_workers(on, opened)
     if isinstance(anchor_queries, int):
-        records = records if isinstance(source, ItemFile | StoreItems) else list(records)
+        records = records if hasattr(source, "text_fields") else list(records)
         queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else []
     else:
         queries = list(distinct_anchors(as_queries(anchor_queries)))
@@ -172,52 +155,48 @@ def build(
         encode = [dual.encode_items for stage in stages if needs_encoder([stage])]
         options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "on": on}
         options["price"] = price
-        return _estimate(records, queries, path, sparse=share, **options)
+        return _estimate(records, queries, path, **options)
     was_finished = is_finished(path)
     # Files of later items are read by the same fields.
     id_field = source.id_field if isinstance(source, ItemFile) else None
-    text_fields = source.text_fields if isinstance(source, ItemFile | StoreItems) else None
+    text_fields = getattr(source, "text_fields", None)
     has_fields = isinstance(source, ItemFile) or text_fields or passages is not None
     origin = Origin(id_field, text_fields, passages) if has_fields else None
     with ScoringBar(progress) as report:
-        common: dict[str, Any] = {"scorer": opened, "path": path, "dtype": dtype, "seed": seed, "origin": origin}
-        if share is not None:
-            folder = build_sparse(
-                records,
-                queries,
-                sparse=share,
-                first=stages,
-                encoder=dual,
-                progress=report,
-                show_encoding=progress,
-                **common,
-            )
-        else:
-            check_not_sparse(path)
-            folder = build_scores(records, queries or None, block_items=block_items, on=on, progress=report, **common)
-            if not queries and not was_finished:
-                _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).in_words())
-    if not was_finished:
+        folder = build_scores(
+            records,
+            queries or None,
+            scorer=opened,
+            path=path,
+            dtype=dtype,
+            block_items=block_items,
+            seed=seed,
+            progress=report,
+            on=on,
+            origin=origin,
+        )
+        if not queries and not was_finished:
+            _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).in_words())
+    if folder.manifest.cut is None:
         folder = note_cut(folder, opened)
+    if fuse is not None and fuse != folder.manifest.fuse:
+        folder = remembering(folder, fuse=float(fuse))
     add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
     options = {"check": was_finished, "built": not was_finished, "drift": report.last.drift}
     index = open_folder(folder, scorer=opened, encoder=dual, **options)
-    if tune and share is None and not was_finished:
+    # A build that was killed after its last score is finished, and yet to be tuned.
+    if tune and not index.tunings:
         _tune_quickly(index, seed=seed)
     return index
 
 
-def _estimate(
-    items: Iterable[Item], queries: Sequence[Query], path: str | Path, *, sparse: Sparse | None, **options: Any
-) -> Estimate:
+def _estimate(items: Iterable[Item], queries: Sequence[Query], path: str | Path, **options: Any) -> Estimate:
     sample, n_items = _sample(items)
-    per_query = n_items if sparse is None else sparse.per_query(n_items)
-    pairs, status = per_query * len(queries), build_status(path)
-    done = pairs_done(path) if sparse is None or status else sparse_pairs_done(path)
+    pairs, status, done = n_items * len(queries), build_status(path), pairs_done(path)
     n_bytes = n_items * len(queries) * np.dtype(options["dtype"]).itemsize
     if status == "complete":
         return Estimate(n_items, len(queries), pairs, n_bytes, pairs_done=pairs, status=status)
-    size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(queries), "items_per_anchor": per_query}
+    size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(queries)}
     limit = max(_FEWEST_TIMED, pairs // 100)
     cost = estimate(sample, queries[:_SAMPLE_QUERIES], most_calls=limit, **size, **options)
     cost = cost.left_to_do((pairs - done) / pairs if pairs else 1.0)
@@ -242,8 +221,8 @@ def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
     # In a smaller index there is nothing to tune: a search scores all items.
     if len(index) <= _USUAL_BUDGET or not 0 < len(index) * n_anchors <= _MOST_SCORES_TO_TUNE:
         return
-    if n_anchors < tuning.FEWEST_QUERIES:
-        _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, tuning.FEWEST_QUERIES)
+    if n_anchors < FEWEST_QUERIES:
+        _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, FEWEST_QUERIES)
         return
     tuned = tuning.tune(index, k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
-    _log.info("%s", tuning.verdict(tuned))
+    _log.info("%s", verdict(tuned))

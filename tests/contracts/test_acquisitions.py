@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.approximation import Softmax, TopK, Uniform
-from adacur.core.seeds import item_keys, stream_key
+from adacur.model import Softmax, TopK, Uniform
+from adacur.seeds import item_keys, stream_key
 
 ACQUISITIONS = [TopK(), Softmax(), Softmax(temperature=0.01), Uniform()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.approximation import EmbeddingRegression, GaussianModel, PseudoInverse
+from adacur.model import EmbeddingRegression, GaussianModel, PseudoInverse
 from tests.conftest import make_world
 
 EMBEDDINGS = np.random.default_rng(9).normal(size=(200, 16)).astype(np.float32)

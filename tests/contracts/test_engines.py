@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from adacur.core.errors import NonFiniteScore
-from adacur.engines import Engine, InThisProcess, Ray, RayActors
+from adacur.errors import NonFiniteScore
+from adacur.extras.ray import Ray, RayActors
+from adacur.store.executor import Engine, InThisProcess
 
 MOST_AT_WORK = 2
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from adacur.core.errors import EmptyInput, InputError
-from adacur.core.protocols import FirstStage
-from adacur.core.records import Item, ItemList, Query
+from adacur.errors import EmptyInput, InputError
 from adacur.first_stages import BM25, FIRST_STAGES, Dense, EncoderCard, Joined, Matrix, load_first_stage, placed
+from adacur.protocols import FirstStage
+from adacur.records import Item, ItemList, Query
 
 ITEMS = [
     Item("penicillin", "Penicillin is an antibiotic discovered by Alexander Fleming in 1928."),

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.core.errors import IndexMismatch, InputError, WrongScorer
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Query
-from adacur.index import DriftWarning
-from adacur.index.probes import same_scorer
-from adacur.scorers import Cached, FunctionScorer, HttpScorer, Metered, scorer
+from adacur.errors import IndexMismatch, WrongScorer
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Query
+from adacur.scorers import Cached, HttpScorer, Metered, scorer
 from adacur.scorers.cross_encoders import onnx as onnx_scorer
+from adacur.store import DriftWarning
+from adacur.store.probes import same_scorer
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import (
     CHAT_TEMPLATE,
@@ -81,13 +81,6 @@ def told_apart(one, other, path: Path) -> None:
     second = Cached(other, path)
     second.score([PAIR])
     assert (first.misses, second.misses, second.hits) == (1, 1, 0)
-
-
-def refused_without_a_key(one, other, path: Path) -> None:
-    assert not same_scorer(one.card, other.card)
-    for each in (one, other):
-        with pytest.raises(InputError, match="key="):
-            Cached(Metered(each), path)
 
 
 def test_one_model_in_two_folders_is_one(kind, tmp_path) -> None:
@@ -223,55 +216,6 @@ def test_another_model_address_or_kind_of_score_of_a_service_is_another_scorer(t
             )
         ):
             told_apart(one, HttpScorer(url, **options), tmp_path / f"cache{number}")
-
-
-def langchain(value: float):
-    class Constant(pytest.importorskip("langchain_core.cross_encoders").BaseCrossEncoder):
-        def score(self, text_pairs):
-            return [value] * len(text_pairs)
-
-    return Constant()
-
-
-def pyterrier(value: float):
-    return pytest.importorskip("pyterrier").apply.doc_score(lambda row: value)
-
-
-def rerankers(value: float):
-    library = pytest.importorskip("rerankers.models.ranker")
-    results = pytest.importorskip("rerankers.results")
-
-    class Constant(library.BaseRanker):
-        def __init__(self) -> None:
-            pass
-
-        def score(self, query, doc):
-            return value
-
-        def rank(self, query, docs, doc_ids=None):
-            return results.RankedResults(results=[], query=query, has_scores=True)
-
-    return Constant()
-
-
-class CalledObject:
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def __call__(self, pairs):
-        return [self.value] * len(pairs)
-
-
-@pytest.mark.parametrize("make", [langchain, pyterrier, rerankers, CalledObject])
-def test_objects_whose_code_cannot_be_read_need_a_key(tmp_path, make) -> None:
-    refused_without_a_key(scorer(make(1.0)), scorer(make(2.0)), tmp_path / "cache")
-
-
-def test_two_functions_of_one_name_are_two_scorers(tmp_path) -> None:
-    def times(factor: float):
-        return lambda pairs: [factor] * len(pairs)
-
-    told_apart(FunctionScorer(times(1.0)), FunctionScorer(times(2.0)), tmp_path / "cache")
 
 
 # --- what an index does with it

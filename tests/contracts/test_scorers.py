@@ -12,18 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from adacur.core.protocols import AsyncScorer, Scorer
+from adacur.protocols import AsyncScorer, Scorer
 from adacur.scorers import (
     Cached,
     FunctionScorer,
     HttpScorer,
     JudgeScorer,
-    LangChainScorer,
     MatrixScorer,
     Metered,
     OnnxCrossEncoder,
-    PyTerrierScorer,
-    RerankersScorer,
     SentenceTransformersScorer,
     SharedBatches,
     TorchCrossEncoder,
@@ -31,9 +28,7 @@ from adacur.scorers import (
     export_onnx,
     score_grid,
 )
-from adacur.scorers import (
-    scorer as opened_scorer,
-)
+from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.http_dialects import DIALECTS
 from tests.judge_servers import JudgeServer, tiny_judge
 from tests.rerank_servers import MODEL, RerankServer
@@ -62,30 +57,6 @@ class Case:
 def cross_encoder(folder):
     library = pytest.importorskip("sentence_transformers")
     return library.CrossEncoder(str(tiny_transformer(folder)), device="cpu")
-
-
-def langchain_encoder(folder):
-    model = cross_encoder(folder)
-
-    class Local(pytest.importorskip("langchain_core.cross_encoders").BaseCrossEncoder):
-        def score(self, text_pairs):
-            return model.predict(text_pairs, show_progress_bar=False).tolist()
-
-    return Local()
-
-
-def ranker(folder):
-    library = pytest.importorskip("rerankers")
-    return library.Reranker(str(tiny_transformer(folder)), model_type="cross-encoder", device="cpu", verbose=0)
-
-
-def transformer(folder):
-    model = cross_encoder(folder)
-
-    def score(frame):
-        return model.predict(list(zip(frame["query"], frame["text"], strict=True)), show_progress_bar=False)
-
-    return pytest.importorskip("pyterrier").apply.doc_score(score, batch_size=16)
 
 
 def overlaps(pairs: list[tuple[str, str]]) -> list[float]:
@@ -127,9 +98,6 @@ def open_case(kind: str, folder) -> Case:
 
 HOSTS = {
     "sentence-transformers": (cross_encoder, SentenceTransformersScorer),
-    "langchain": (langchain_encoder, LangChainScorer),
-    "rerankers": (ranker, RerankersScorer),
-    "pyterrier": (transformer, PyTerrierScorer),
 }
 KINDS = [
     "matrix",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.core.errors import UnknownName
-from adacur.core.protocols import AnchorScores
-from adacur.core.records import Item, Query
-from adacur.core.seeds import item_keys
-from adacur.index import AnchorTable, build_scores, save_table
-from adacur.scorers.matrix import MatrixScorer
+from adacur.errors import UnknownName
+from adacur.protocols import AnchorScores
+from adacur.records import Item, Query
+from adacur.scorers.known import MatrixScorer
+from adacur.seeds import item_keys
+from adacur.store import AnchorTable, build_scores, save_table
 
 ITEMS = [Item(f"i{position}", f"text of {position}", {"even": position % 2 == 0}) for position in range(41)]
 ANCHORS = [Query(f"a{position}", f"anchor {position}") for position in range(5)]

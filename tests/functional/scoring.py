@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["lengths", "lengths_or_never", "slow_lengths"]
+from adacur.scorers import FunctionScorer
+
+__all__ = ["lengths", "lengths_or_never", "named_lengths", "slow_lengths"]
 
 
 def lengths(pairs: list[tuple[str, str]]) -> list[float]:
@@ -23,3 +25,7 @@ def lengths_or_never(pairs: list[tuple[str, str]]) -> list[float]:
     if any(query == "nothing" for query, _ in pairs):
         time.sleep(1000)
     return lengths(pairs)
+
+
+# What a cache can know.
+named_lengths = FunctionScorer(lengths, name="lengths-1", source="tests.functional.scoring:named_lengths")

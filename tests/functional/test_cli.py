@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,13 @@ from rich.table import Table
 from typer.main import get_command
 
 import adacur
-from adacur.approximation.rank_slopes import RankSlopes
 from adacur.cli import messages
 from adacur.cli.app import app
+from adacur.cli.build_command import _cheaper
+from adacur.model.rank_slopes import RankSlopes
+from adacur.protocols import ScorerCard
 from adacur.search import METHODS
+from adacur.store import Estimate
 from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
 
 N_ITEMS = 60
@@ -127,7 +131,7 @@ def fingerprint(folder: Path) -> dict[str, str]:
 def same_index(one: Path, other: Path) -> bool:
     ours, theirs = adacur.load(one), adacur.load(other)
     return (
-        adacur.index.verify(one).ok
+        adacur.store.verify(one).ok
         and list(ours.items.ids) == list(theirs.items.ids)
         and ours.anchor_queries == theirs.anchor_queries
         and np.array_equal(ours.matrix, theirs.matrix)
@@ -188,7 +192,7 @@ def test_there_are_few_commands_and_few_options() -> None:
     parameters = {name: [one for one in command.params if one.name != "help"] for name, command in commands()}
 
     assert len(parameters) <= 22
-    assert sum(map(len, parameters.values())) <= 181
+    assert sum(map(len, parameters.values())) <= 182
 
 
 def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:
@@ -338,7 +342,9 @@ def test_questions_come_from_a_file_too(shop: Path) -> None:
 
 
 def test_a_cache_keeps_scores_from_run_to_run(shop: Path, tmp_path: Path) -> None:
-    asked = ("search", "whole.adacur", *SCORED, "a comet", "a river", "-k", 3, "--budget", 20)
+    built = ("build", "items.jsonl", tmp_path / "named.adacur", "-n", 4, *SCORED)
+    assert here(*built, "--scorer-set", "name=lengths-1", cwd=shop).code == 0
+    asked = ("search", tmp_path / "named.adacur", *SCORED, "a comet", "a river", "-k", 3, "--budget", 20)
     plain = here(*asked, "--json", cwd=shop).json()
     for hits in (0, 40):
         found = here(*asked, "--cache", tmp_path / "scores.sqlite", "--json", cwd=shop).json()
@@ -349,6 +355,10 @@ def test_a_cache_keeps_scores_from_run_to_run(shop: Path, tmp_path: Path) -> Non
     told = here(*asked, "--cache", tmp_path / "scores.sqlite", cwd=shop)
     assert "Cache: 40 of 40 scores were known (100%); 0 were paid for." in told.err
     assert "Cache" not in told.out
+    for wrong in ("items.csv", "whole.adacur/items.sqlite", "nowhere/scores.sqlite"):
+        here(*asked, "--cache", wrong, cwd=shop).refused(Path(wrong).name)
+    unnamed = ("search", "whole.adacur", *SCORED, "a comet", "--cache", tmp_path / "other.sqlite")
+    here(*unnamed, cwd=shop).refused("--scorer-set name=")
 
 
 def test_the_reader_may_leave_early(shop: Path) -> None:
@@ -452,10 +462,7 @@ def test_a_build_that_cannot_work_is_refused_and_nothing_is_begun(
         case(["x", "--deadline", -1], "positive number of seconds"),
         case(["x", "--pool", 0], "at least one item"),
         case(["x", "--first", "dense"], "no first stage 'dense'", "bm25, random"),
-        case(["x", "--method", "magic"], "no method 'magic'", "adacur, anncur, axn, rerank, exact"),
-        case(["x", "--cache", "items.csv"], "items.csv"),
-        case(["x", "--cache", "whole.adacur/items.sqlite"], "items.sqlite"),
-        case(["x", "--cache", "nowhere/scores.sqlite"], "scores.sqlite"),
+        case(["x", "--method", "magic"], "no method 'magic'", "adacur, anncur, axn, rerank, first, exact"),
         case(["x", "--scorer", "my_scorers:another"], "not the one that built", "'another'", "correlation"),
     ],
 )
@@ -485,7 +492,7 @@ def test_a_folder_that_is_no_index_is_refused_and_left_alone(command: str, shop:
         ("foreign", "not an index"),
         ("other", "not an index"),
         ("unreadable", "not an index"),
-        ("newer", "pip install -U adacur"),
+        ("newer", "format 99"),
         ("items.jsonl", "items.jsonl is"),
         ("nowhere", "does not exist"),
     ):
@@ -695,7 +702,7 @@ def test_an_unfinished_build_says_how_to_go_on_wherever_it_is_met(folder: Path) 
     build(folder, "half way.adacur").refused("of river' in the folder", "of river. It lies by")
     assert build(folder, "half way.adacur", *options).code == 0
     manifest = json.loads((folder / "half way.adacur" / "manifest.json").read_text())
-    assert manifest["origin"] == {"id_field": None, "text_fields": ["title"]}
+    assert manifest["origin"] == {"id_field": None, "text_fields": ["title"], "passages": None}
 
 
 def test_items_are_added_by_the_fields_that_the_index_was_built_with(folder: Path) -> None:
@@ -718,7 +725,7 @@ def test_what_a_command_opens_and_learns_first_does_not_count_towards_the_deadli
         time.sleep(1.1)
         return RankSlopes.assumed(first.n_stages)
 
-    monkeypatch.setattr("adacur.search.planning.learned_slopes", slow)
+    monkeypatch.setattr("adacur.search.snapshot.learned_slopes", slow)
     ran = here("search", "whole.adacur", *SCORED, "a comet", "--budget", 20, "--deadline", 1, "--json", cwd=shop)
     assert ran.code == 0, ran
     assert json.loads(ran.out)["calls"] == 20
@@ -807,7 +814,26 @@ def test_a_first_stage_that_is_missing_is_added_by_the_same_build_without_scorin
 def test_an_order_that_blends_the_first_stage_in_is_said_below_the_table(shop: Path) -> None:
     options = ("search", "whole.adacur", "comet", *SCORED, "--first", "bm25")
     assert "fuse=2" in here(*options, "--fuse", "2", cwd=shop).err
+    # A function is the truth: its own order needs no words.
     assert "fuse" not in here(*options, cwd=shop).err
+
+
+def test_a_weight_given_to_a_build_is_that_of_searches_that_name_none(folder: Path) -> None:
+    assert build(folder, "a.adacur", "--first", "bm25", "--fuse", "0.5").code == 0
+    options = ("search", "a.adacur", "comet", *SCORED)
+    assert "fuse=0.5" in here(*options, cwd=folder).err
+    assert "fuse" not in here(*options, "--fuse", "0", cwd=folder).err
+
+
+def test_the_first_stage_alone_is_searched_without_opening_a_scorer(shop: Path) -> None:
+    asked = ("search", "whole.adacur", "a comet", "-k", 3, "--method", "first")
+    for more in ((), ("--budget", "0")):
+        ran = here(*asked, "--json", *more, cwd=shop)
+        assert ran.code == 0
+        (answer,) = ran.json()
+        assert (answer["calls"], len(answer["hits"])) == (0, 3)
+    shown = here(*asked, cwd=shop)
+    assert (shown.code, "0 scorer calls" in shown.err, "Scorer:" in shown.err) == (0, True, False)
 
 
 def test_only_warnings_meant_for_users_are_notes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -845,6 +871,21 @@ def test_a_dry_run_speaks_of_tokens_and_money(shop: Path) -> None:
     assert "at most" in here(*dry, cwd=shop).out
 
 
+def test_a_dry_run_advises_only_what_is_not_done_already() -> None:
+    model = ScorerCard("model", "onnx", max_tokens=512)
+    cost = Estimate(100_000, n_anchors=250, pairs=25_000_000, bytes=1, seconds=1e6)
+    advised = " ".join(_cheaper(cost, model))
+    assert all(option in advised for option in ("-n 100", "--max-item-tokens 64", "--limit 500", "-n 0"))
+
+    cost = Estimate(500, n_anchors=100, pairs=50_000, bytes=1, seconds=1e6)
+    advised = " ".join(_cheaper(cost, replace(model, max_item_tokens=64)))
+    assert "-n 0" in advised
+    assert not any(option in advised for option in ("-n 100", "--max-item-tokens", "--limit", "--first"))
+
+    cost = Estimate(500, n_anchors=0, pairs=0, bytes=0, seconds=1e6, encoding_seconds=1e6)
+    assert _cheaper(cost, ScorerCard("function", "function")) == ["no vectors (--first bm25)"]
+
+
 def test_long_items_become_passages_of_documents(folder: Path) -> None:
     texts = [f"item {at} " + " ".join(f"word{at} number{n}." for n in range(60)) for at in range(6)]
     write_lines(folder / "long.jsonl", [{"_id": f"d{at}", "text": text} for at, text in enumerate(texts)])
@@ -868,3 +909,33 @@ def test_items_longer_than_the_scorer_takes_are_told_at_the_build_and_by_inspect
     assert said in built.err
     assert said in " ".join(here("inspect", "long.adacur", cwd=tmp_path).out.split())
     assert here("inspect", "long.adacur", "--json", cwd=tmp_path).json()[0]["cut"] == 3
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_found_before_an_error_is_printed_before_it(folder: Path, as_json: bool) -> None:
+    # Only a pair on its own, which tells how fast the scorer is, succeeds.
+    (folder / "tired.py").write_text(
+        "def score(pairs):\n    if len(pairs) > 1:\n        raise OSError('too tired')\n    return [1.0]\n"
+    )
+    assert build(folder, "bare.adacur", "-n", 0, scorer="tired:score").code == 0
+    asked = ("bare.adacur", "a comet", "-k", 3, "--budget", 9, "--deadline", 600, *["--json"] * as_json)
+    ran = here("search", *asked, "--scorer", "tired:score", cwd=folder)
+
+    assert ran.code == 1
+    assert sum(line.startswith("Error: ") for line in ran.err.splitlines()) == 1
+    assert "too tired" in ran.err.splitlines()[-1]
+    if as_json:
+        (found,) = ran.json()
+        assert (found["calls"], found["stopped"], len(found["hits"])) == (1, "error", 1)
+    else:
+        assert "a comet" in ran.out
+        assert ran.err.index("1 scorer calls") < ran.err.index("too tired")
+
+
+def test_calls_of_a_function_that_fail_are_made_again_unless_told_otherwise(folder: Path) -> None:
+    (folder / "shaky.py").write_text(
+        "from my_scorers import score as steady\n\ncalls = []\n\ndef score(pairs):\n    calls.append(1)\n"
+        "    if len(calls) == 1:\n        raise OSError('shaken')\n    return steady(pairs)\n"
+    )
+    build(folder, "once.adacur", "--scorer-set", "attempts=1", scorer="shaky:score").refused("shaken")
+    assert build(folder, "again.adacur", scorer="shaky:score").code == 0

@@ -17,6 +17,10 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from adacur.data.catalogue import _unpack, describe, is_intact
+from adacur.search import shipped
+from adacur.search.shipped import wikivital_numbers
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -48,15 +52,38 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) ->
     names = set(wheel.namelist())
     assert {name.split("/")[0] for name in names} == {"adacur", f"adacur-{PROJECT['version']}.dist-info"}
     source = ROOT / "src"
-    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    files = {path.relative_to(source).as_posix() for path in (source / "adacur").rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} == {name for name in names if "dist-info" not in name}
-    assert {"adacur/py.typed", "adacur/serving/page/index.html", "adacur/data/shipped/wikivital/scores.npy"} <= names
-    assert sum(entry.compress_size for entry in wheel.infolist()) < 15e6
+    assert {"adacur/py.typed", "adacur/extras/server/page/index.html"} <= names
+    assert sum(entry.compress_size for entry in wheel.infolist()) < 1.5e6
+
+
+def test_the_numbers_of_the_demo_are_a_wheel_of_their_own_which_the_catalogue_names(tmp_path: Path) -> None:
+    source = ROOT / "src/adacur_wikivital"
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=source, capture_output=True, encoding="utf-8", check=False, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    (built,) = tmp_path.glob("*.whl")
+    asset = describe("wikivital-scores")
+    name, _, version = asset.wheel.partition("==")
+    assert built.name.startswith(f"{name.replace('-', '_')}-{version}-")
+    _unpack(built, asset, tmp_path / "numbers")
+    assert is_intact(tmp_path / "numbers", asset)
+    assert {file.name for file in source.glob("*.npy")} <= asset.files.keys()
+    assert wikivital_numbers() == source
+
+
+def test_an_installed_library_fetches_the_numbers_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(shipped, "find_spec", lambda name: None)
+    monkeypatch.setattr(shipped, "fetch", lambda name: asked.append(name) or Path("there"))
+    assert wikivital_numbers() == Path("there")
+    assert asked == ["wikivital-scores"]
 
 
 def test_the_licences_of_all_that_is_shipped_are_in_the_wheel(wheel: zipfile.ZipFile, metadata: Message) -> None:
     licences = [name.partition(".dist-info/licenses/")[2] for name in wheel.namelist()]
-    vendor = "src/adacur/serving/page/vendor/"
+    vendor = "src/adacur/extras/server/page/vendor/"
     assert set(metadata.get_all("License-File", [])) == set(filter(None, licences))
     for script in (ROOT / vendor).glob("*.js"):
         name = script.name.removesuffix(".js").removesuffix(".min")

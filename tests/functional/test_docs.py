@@ -42,7 +42,7 @@ import pytest
 from adacur.cli import messages
 from adacur.cli import run as run_adacur
 from adacur.data import cache_folder
-from adacur.index import DriftWarning
+from adacur.store import DriftWarning
 from tests.functional.test_cli import commands
 
 ROOT = Path(__file__).parents[2]

@@ -132,7 +132,7 @@ def test_programs_find_every_page_of_text_as_markdown(site: Path) -> None:
 def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Page]) -> None:
     ids = set().union(*(page.ids for path, page in pages.items() if path.parent == site / "api"))
     assert {name for name in adacur.__all__ if f"adacur.{name}" not in ids} == set()
-    for room in ("evaluation", "core.errors", "core.protocols"):
+    for room in ("replay", "errors", "protocols"):
         module = importlib.import_module(f"adacur.{room}")
         public = getattr(module, "__all__", None) or [
             name
@@ -142,10 +142,10 @@ def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Pag
         missing = {name for name in public if f"adacur.{room}.{name}" not in ids}
         assert missing - set(adacur.__all__) == set(), room
     # Read, not imported: a host library is not needed to know the names.
-    for file in [ROOT / "src/adacur/serving/__init__.py", *(ROOT / "src/adacur/integrations").glob("[!_]*.py")]:
+    for file in [ROOT / "src/adacur/extras/server/__init__.py", *(ROOT / "src/adacur/extras").glob("[!_]*.py")]:
         names = re.findall(r"^(?:async def|def|class) ([A-Za-z]\w*)", file.read_text(encoding="utf-8"), re.MULTILINE)
         room = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
-        for name in names if file.name != "bridge.py" else ():
+        for name in names if file.name != "host_bridge.py" else ():
             assert {f"{room}.{name}", f"adacur.{name}"} & ids or name.isupper(), f"{room}.{name}"
 
 
@@ -179,7 +179,7 @@ def test_every_name_in_the_table_from_the_paper_exists() -> None:
 
 
 def test_a_name_that_does_not_exist_is_noticed() -> None:
-    resolve("adacur.core.results.Round.positions")
+    resolve("adacur.results.Round.positions")
     for name in ("adacur.AdaCUR.nothing", "adacur.Nothing", "nowhere.Thing"):
         with pytest.raises(AssertionError):
             resolve(name)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from adacur.core.protocols import ScorerCard
 from adacur.data import read_beir
-from adacur.evaluation import Curve, DepthVerdict, depths
+from adacur.protocols import ScorerCard
+from adacur.replay import Curve, DepthVerdict, depths
 from tests.functional.commands import ADACUR, environment, here
 from tests.functional.test_cli import commands
 
@@ -59,7 +59,7 @@ def test_one_command_leads_from_a_folder_to_results_and_a_page(folder) -> None:
     assert (folder / "page" / "report.html").exists()
     again = here(*START, "--json", cwd=folder)
     rows = json.loads(again.out)
-    assert len(rows["runs"]) == 9
+    assert len(rows["runs"]) == 10
     exact = next(row for row in rows["runs"] if row["method"] == "exact")
     assert {depth["n"] for depth in rows["searchability"]["curves"][0]["depths"]} == {0, 10, 50, None}
     assert rows["searchability"]["curves"][0]["verdict"]["kind"] == "unclear"
@@ -87,7 +87,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
     assert done.code == 0, done.err
     # Of 60 × 21 pairs those of the six test queries are not paid again; timing and recognising take a few.
     assert len((folder / "calls").read_text()) < 60 * 18
-    assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 9
+    assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 10
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import adacur
-from adacur.core.extras import install_command
+from adacur.requirements import install_command
 
 LIBRARIES = {
     *(
@@ -64,13 +64,12 @@ CALLS = [
     ),
     ("onnxscript", "adacur.scorers.export_onnx('.', 'onnx')", "training"),
     ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
-    ("pyterrier", "import adacur.integrations.pyterrier", "pyterrier"),
-    ("mcp", "from adacur.integrations.mcp import create_server; create_server(None)", "mcp"),
-    ("huggingface_hub", "from adacur.integrations import hub; hub.from_pretrained('some/index')", "hub"),
-    ("langchain_core", "import adacur.integrations.langchain", "langchain"),
-    ("llama_index", "import adacur.integrations.llama_index", "llama-index"),
-    ("haystack", "import adacur.integrations.haystack", "haystack"),
-    ("fastapi", "import adacur.serving; adacur.serving.create_app({})", "serving"),
+    ("pyterrier", "import adacur.extras.pyterrier", "pyterrier"),
+    ("mcp", "from adacur.extras.server.mcp import create_server; create_server(None)", "mcp"),
+    ("langchain_core", "import adacur.extras.langchain", "langchain"),
+    ("llama_index", "import adacur.extras.llama_index", "llama-index"),
+    ("haystack", "import adacur.extras.haystack", "haystack"),
+    ("fastapi", "import adacur.extras.server; adacur.extras.server.create_app({})", "serving"),
 ]
 
 
@@ -85,7 +84,7 @@ def python(script: str, *, cwd: Path | None = None) -> str:
 
 def test_importing_adacur_and_its_integrations_imports_no_library_that_they_may_never_need() -> None:
     loaded = "print(*{name.split('.')[0] for name in sys.modules})"
-    ours, integrations = python(f"import sys, adacur; {loaded}; import adacur.integrations; {loaded}").splitlines()
+    ours, integrations = python(f"import sys, adacur; {loaded}; import adacur.extras; {loaded}").splitlines()
 
     assert "adacur" in ours.split()
     assert LIBRARIES & set(ours.split()) == set()
@@ -116,7 +115,7 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it() -> None:
 {WITHOUT}
 from types import ModuleType
 import adacur.scorers, adacur.first_stages
-from adacur.core.errors import MissingExtra
+from adacur.errors import MissingExtra
 
 names = {sorted({missing for missing, _, _ in CALLS})!r}
 for name, call, _ in {CALLS!r}:
@@ -149,9 +148,9 @@ def shared_words(pairs):
 items = [adacur.Item(f"i{{n}}", f"a text about the number {{n}} and nothing else") for n in range(40)]
 queries = adacur.pseudo_queries(items, 6)
 index = adacur.build(items, queries, scorer=shared_words, path="i.adacur", progress=False)
-hits = index.search("the number 7", k=3, budget=20, first="bm25")
-again = adacur.load("i.adacur", scorer=shared_words).search("the number 7", k=3, budget=20, first="bm25")
-assert hits.ids == again.ids and adacur.index.verify("i.adacur").ok
+hits = index.search("the number 17", k=3, budget=20, first="bm25")
+again = adacur.load("i.adacur", scorer=shared_words).search("the number 17", k=3, budget=20, first="bm25")
+assert hits.ids == again.ids and adacur.store.verify("i.adacur").ok
 print(hits.ids[0], hits.trace.calls, hits.trace.settings["first"])
 """
-    assert python(script, cwd=tmp_path) == "i7 20 bm25\n"
+    assert python(script, cwd=tmp_path) == "i17 20 bm25\n"

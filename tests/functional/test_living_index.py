@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 import adacur
-from adacur.core.errors import InputError
-from adacur.index import home_of
-from adacur.tuning import compress, tune
+from adacur.errors import InputError
+from adacur.replay import compress, tune
+from adacur.store import home_of
 from tests import living_world as world
 from tests.editing import Edited
 from tests.functional.commands import here
@@ -202,7 +202,7 @@ def test_what_belonged_to_the_version_before_is_told_and_compacting_keeps_it(tmp
     assert (home_of(path) / "gaussian").exists()
     assert index.tunings
     assert found(index, ["red thing"], method="gaussian", first="bm25") == before
-    assert adacur.index.verify(path).ok
+    assert adacur.store.verify(path).ok
     said = run("index", "remove", path, "i3")
     assert "adacur index compress" in said
     assert "adacur tune" in said

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.core.errors import WrongScorer
 from adacur.data import fetch, wikivital
-from adacur.index import DriftWarning
+from adacur.errors import WrongScorer
+from adacur.store import DriftWarning
 from tests.real_models import torch_cross_encoder
 
 
@@ -54,7 +54,7 @@ def test_a_budget_for_everything_agrees_with_exact_search(folder, scorer) -> Non
     index = adacur.load(folder, scorer=scorer)
     exact = index.search("a sweet food made by insects", k=5, method="exact")
     assert exact[0].item.metadata["title"] == "Honey"
-    full = index.search("a sweet food made by insects", k=5, budget=40)
+    full = index.search("a sweet food made by insects", k=5, budget=40, fuse=0)
     assert full.ids == exact.ids
     assert full.scores.tolist() == exact.scores.tolist()
 

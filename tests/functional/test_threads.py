@@ -13,12 +13,12 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, Gaussian, Hits, Item, Query
-from adacur.core.errors import AdacurError, InputError, ScorerFailed
 from adacur.data import fetch, wikivital
+from adacur.errors import AdacurError, InputError, ScorerFailed
 from adacur.first_stages import SentenceTransformerEncoder
-from adacur.index import IndexFolder, blocks
 from adacur.scorers import MatrixScorer, OnnxCrossEncoder, TorchCrossEncoder
 from adacur.scorers.shared_batches import SharedBatches
+from adacur.store import IndexFolder, blocks
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_onnx, tiny_transformer
 
 THREADS = 8
@@ -87,9 +87,9 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
 
     for module, function in (
         ("adacur.search.opening", "open_scorer"),
-        ("adacur.search.first_stages", "load_first_stage"),
+        ("adacur.search.index_stages", "load_first_stage"),
         ("adacur.first_stages.dense", "reopen_encoder"),
-        ("adacur.index.folder", "ScoreBlocks"),
+        ("adacur.store.folder", "ScoreBlocks"),
     ):
         target = importlib.import_module(module)
         found = getattr(target, function)

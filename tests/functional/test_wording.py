@@ -27,7 +27,7 @@ import pytest
 
 import adacur
 from adacur import Item, Query
-from adacur.core.errors import AdacurError
+from adacur.errors import AdacurError
 from tests.functional.commands import here, write_lines
 from tests.functional.test_cli import commands
 
@@ -61,7 +61,7 @@ def small_world(folder: Path) -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        patch.setattr("adacur.core.extras.install_command", lambda extra: f"pip install 'adacur[{extra}]'")
+        patch.setattr("adacur.requirements.install_command", lambda extra: f"pip install 'adacur[{extra}]'")
         Path("shop_scorers.py").write_text(SCORERS)
         import shop_scorers
 

@@ -63,7 +63,7 @@ PATHS = (
 )
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
 WATCHED = ("evil", "wiki", "antigravity", "this", "turtledemo")
-KINDS = ("source", "parts", "stale", "link") * 2 + ("marker", "encoder", "checksums", "zarr", "sqlite")
+KINDS = ("source", "parts", "stale", "link") * 2 + ("encoder", "checksums", "zarr", "sqlite")
 SEEN: list[str] = []
 ALLOWED: list[str] = []
 WATCHING = False
@@ -143,7 +143,6 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
             "stale",
             "link",
             "link",
-            "marker",
             "encoder",
             "checksums",
             "zarr",
@@ -177,11 +176,6 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
         place.unlink(missing_ok=True)
         place.symlink_to(target)
         return f"link {place.relative_to(index)} -> {target}"
-    if kind == "marker":
-        url = one((f"file://{sandbox}/victim", "s3://bucket/x", "http://127.0.0.1:9/x", "memory:///x"))
-        for folder in (index, index.parent, index / "parts"):
-            (folder / ".object-store.json").write_text(json.dumps({"url": url, "objects": {}}))
-        return f"marker {url}"
     if kind == "encoder":
         source = one(SOURCES).replace("{sandbox}", str(sandbox))
         card = {"kind": one(("onnx", "sentence-transformers", "numbers")), "dimension": 6, "source": source}
@@ -226,9 +220,9 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
     """Search, check, serve, copy and change an index, without saying whom to trust; the errors that are not ours."""
     import adacur
     from adacur import AdacurError
-    from adacur.index import IndexFolder, verify
-    from adacur.index.copying import version_files
-    from adacur.serving.opening import open_indexes
+    from adacur.extras.server.open_indexes import open_indexes
+    from adacur.store import IndexFolder, verify
+    from adacur.store.folder import version_files
 
     def searched(**options: Any) -> None:
         with adacur.load(index, **options) as opened:
@@ -296,8 +290,6 @@ def main() -> None:
     for number in range(tries):
         for folder in (index, out):
             shutil.rmtree(folder)
-        for marker in sandbox.rglob(".object-store.json"):
-            marker.unlink()
         shutil.copytree(pristine, index)
         out.mkdir()
         (index / "evil.py").write_text("raise SystemExit('evil was imported')")

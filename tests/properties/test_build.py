@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adacur.core.errors import IncompleteIndex, IndexLocked, ScorerFailed
-from adacur.core.records import Item, Query
-from adacur.index import IndexFolder, build_scores, verify
-from adacur.scorers.matrix import MatrixScorer
+from adacur.errors import IncompleteIndex, IndexLocked, ScorerFailed
+from adacur.records import Item, Query
+from adacur.scorers.known import MatrixScorer
+from adacur.store import IndexFolder, build_scores, verify
 
 BUILD = """
 import os, sys, time
 import numpy as np
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Query
-from adacur.index import build_scores
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Query
+from adacur.store import build_scores
 
 path, log, seconds = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT), float(sys.argv[3])
 

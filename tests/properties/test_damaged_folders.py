@@ -18,10 +18,10 @@ import pytest
 
 import adacur
 from adacur import AdacurError
-from adacur.core.errors import DamagedIndex
+from adacur.errors import DamagedIndex
 from adacur.first_stages import FIRST_STAGES
-from adacur.index import verify
-from adacur.tuning import compress, tune
+from adacur.replay import compress, tune
+from adacur.store import verify
 from tests.editing import Edited
 from tests.living_world import Encoder, item, query, score
 

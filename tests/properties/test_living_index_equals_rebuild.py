@@ -103,7 +103,7 @@ def test_a_changed_index_answers_as_one_built_of_the_same_items_and_anchor_queri
         assert len(encoder.encoded) == len(set(encoder.encoded))
         living = adacur.load(folder / "living", scorer=world.score, encoder=encoder)
         assert steps.index.version == living.version
-        assert adacur.index.verify(folder / "living").ok
+        assert adacur.store.verify(folder / "living").ok
         rebuilt = build(folder / "rebuilt", steps.items, steps.anchors, **options)
         reversed_ = build(folder / "reversed", steps.items[::-1], steps.anchors, **options)
         assert living.matrix.tobytes() == rebuilt.matrix.tobytes()

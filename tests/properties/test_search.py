@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Exact, First, Rerank
-from adacur.approximation import GaussianModel, Softmax, TopK, Uniform
-from adacur.evaluation import top_k_recall
+from adacur.model import GaussianModel, Softmax, TopK, Uniform
+from adacur.replay import top_k_recall
 from adacur.scorers import MatrixScorer, Metered
 from tests.conftest import World, make_world
 
@@ -38,7 +38,7 @@ def run(world: World, method: str, spent: tuple[int, int], *, k: int, queries=No
         chosen = Rerank(seed=seed)
     elif method == "gaussian":
         approximator = GaussianModel(embeddings=world.item_embeddings)
-        chosen = AdaCUR(rounds=rounds, approximator=approximator, first_share=0.2, seed=seed)
+        chosen = AdaCUR(rounds=rounds, approximator=approximator, seed=seed)
     else:
         acquisition = Softmax(0.5) if "softmax" in method else Uniform() if "uniform" in method else TopK()
         chosen = AdaCUR(rounds=rounds, acquisition=acquisition, seed=seed)

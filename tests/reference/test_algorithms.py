@@ -84,8 +84,8 @@ def test_items_with_equal_rows_do_not_upset_the_pseudo_inverse(make_world) -> No
 
 def test_softmax_draws_like_the_paper_s_sampler(make_world) -> None:
     """Over many seeds, how often each item is drawn agrees with numpy's sampler without replacement."""
-    from adacur.approximation import Softmax
-    from adacur.core.seeds import item_keys, stream_key
+    from adacur.model import Softmax
+    from adacur.seeds import item_keys, stream_key
 
     rng = np.random.default_rng(0)
     predicted = rng.normal(size=12)

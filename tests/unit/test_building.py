@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import adacur
-from adacur import Item, Query, Ray
-from adacur.core.errors import EmptyInput, InputError, ScorerFailed
-from adacur.index import Estimate, Sparse
+from adacur import Item, Query
+from adacur.errors import EmptyInput, InputError, ScorerFailed
 from adacur.scorers import FunctionScorer, Metered
+from adacur.store import Estimate
+from adacur.store.manifest import read_manifest, write_manifest
 from tests.living_world import Encoder, score
 
 ITEMS = [Item(f"i{number}", f"text {number} of kind {number % 7}") for number in range(200)]
@@ -35,10 +38,8 @@ def test_a_dry_run_counts_the_items_of_an_iterator_and_makes_pseudo_queries(tmp_
     assert (none.pairs, none.calls_used, none.seconds) == (0, 0, 0)
 
 
-def test_a_dry_run_of_a_sparse_build_counts_what_is_scored_and_encoded(tmp_path) -> None:
-    found = cost(tmp_path / "index", sparse=Sparse(0.1), first="dense", encoder=Encoder())
-    assert (found.pairs, found.bytes) == (600, 24_000)
-    assert found.encoding_seconds > 0
+def test_a_dry_run_counts_what_is_encoded(tmp_path) -> None:
+    assert cost(tmp_path / "index", first="dense", encoder=Encoder()).encoding_seconds > 0
 
 
 def test_a_dry_run_knows_what_is_scored_already(tmp_path) -> None:
@@ -70,8 +71,6 @@ def test_a_dry_run_knows_what_is_scored_already(tmp_path) -> None:
         ({"first": "bm52"}, LookupError),
         ({"first": "dense"}, InputError),
         ({"dtype": "int8"}, InputError),
-        ({"sparse": 0.1}, InputError),
-        ({"sparse": 0.1, "first": "dense", "encoder": Encoder(), "on": Ray()}, InputError),
         ({"on": 0}, InputError),
         ({"anchors": []}, EmptyInput),
         ({"path": "s3://bucket/my.adacur"}, InputError),
@@ -86,3 +85,26 @@ def test_what_cannot_be_built_is_refused_before_a_call(tmp_path, options, error)
             adacur.build(ITEMS, anchors, dry_run=dry_run, **options)
     assert scorer.calls == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_that_was_killed_before_its_tuning_is_tuned_by_the_same_call(tmp_path) -> None:
+    items = [Item(f"i{n}", f"thing{n} of kind{n % 7}") for n in range(110)]
+    anchors = [Query(f"q{n}", f"which kind{n % 7} is {n}?") for n in range(20)]
+    options = {"scorer": score, "path": tmp_path / "index", "progress": False}
+    adacur.build(items, anchors, **options, tune=False).close()
+    with adacur.build(items, anchors, **options) as index:
+        assert index.tunings
+    # Once: a finished index is opened.
+    before = (tmp_path / "index" / "tuned.json").stat().st_mtime_ns
+    adacur.build(items, anchors, **options).close()
+    assert (tmp_path / "index" / "tuned.json").stat().st_mtime_ns == before
+
+
+def test_a_first_stage_that_the_manifest_does_not_name_yet_is_named_by_the_same_build(tmp_path) -> None:
+    options = {"scorer": score, "path": tmp_path / "index", "progress": False, "tune": False}
+    adacur.build(ITEMS, ANCHORS, **options).close()
+    manifest = read_manifest(tmp_path / "index")
+    # As a process leaves it that is killed between the two.
+    write_manifest(tmp_path / "index", replace(manifest, first=()))
+    adacur.build(ITEMS, ANCHORS, **options).close()
+    assert read_manifest(tmp_path / "index") == manifest

@@ -9,22 +9,21 @@ import typer
 from typer.core import TyperGroup
 
 from adacur import __version__
-from adacur.cli.build import build
+from adacur.cli.build_command import build
 from adacur.cli.demo import demo
 from adacur.cli.evaluate import evaluate
 from adacur.cli.fetch import fetch
-from adacur.cli.index import add, anchors, compact, compress, copy, export, refresh, remove, replace, verify
+from adacur.cli.index_commands import add, anchors, compact, compress, refresh, remove, replace, verify
 from adacur.cli.inspect import inspect
 from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import search
-from adacur.cli.serve import serve
-from adacur.cli.train import cross_encoder, distill, dual_encoder
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
+from adacur.names import COMMANDS, TRAIN_COMMANDS, named
 
-_COMMANDS = (try_, build, search, serve, tune, evaluate, inspect, demo, fetch)
-_INDEX = (add, remove, replace, anchors, compact, compress, copy, export, verify, refresh)
-_TRAIN = (cross_encoder, dual_encoder, distill)
+_COMMANDS = (try_, build, search, *map(named, COMMANDS), tune, evaluate, inspect, demo, fetch)
+_INDEX = (add, remove, replace, anchors, compact, compress, verify, refresh)
+_TRAIN = tuple(map(named, TRAIN_COMMANDS))
 
 
 class Interrupted(Exception):

@@ -12,12 +12,12 @@ from rich.columns import Columns
 from rich.text import Text
 from typer import Option
 
-from adacur.cli import options as opt
-from adacur.cli.messages import hits_table, note, notes, output, say, seconds_line
-from adacur.core.protocols import Scorer
-from adacur.core.results import Hits
-from adacur.core.units import duration
+from adacur.cli import arguments as opt
+from adacur.cli.messages import hits_table, note, notes, order_line, output, say, seconds_line
 from adacur.data import describe, fetch, pseudo_queries, wikivital
+from adacur.protocols import Scorer
+from adacur.results import Hits
+from adacur.units import duration
 
 if TYPE_CHECKING:
     from adacur import AnchorIndex
@@ -63,7 +63,7 @@ def demo(
 
 def _open() -> AnchorIndex:
     import adacur
-    from adacur.index import DriftWarning
+    from adacur.store import DriftWarning
 
     for name in _ASSETS:
         note(f"{name}: {describe(name).origin} ({describe(name).licence})")
@@ -87,6 +87,8 @@ def _show(question: str, searched: Hits, reranked: Hits, *, budget: int) -> None
         hits_table(reranked, title=f"re-rank {theirs}'s best {budget}", width=half),
     ]
     output.print(Columns(tables, padding=(0, 2)))
+    if order := order_line(searched):
+        say(f"{order.partition(';')[0]}.")
     say(f"adacur   {seconds_line(searched)}\nre-rank  {seconds_line(reranked)}\n")
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from adacur.cli import options as opt
+from adacur.cli import arguments as opt
 from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows, say
-from adacur.core.units import duration_range, pace
+from adacur.units import duration_range, pace
 
 if TYPE_CHECKING:
-    from adacur.evaluation import Evaluation, Searchability, Start
-    from adacur.evaluation.comparison import Mean
+    from adacur.replay import Evaluation, Searchability, Start
+    from adacur.replay.comparison import Mean
 
 # Estimates are not more certain than this.
 _TOO_LONG = 1.5
@@ -30,13 +30,19 @@ def evaluate(
     methods: Annotated[str, Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
     budgets: Annotated[str, Option(help="Scorer calls per query, with commas.")] = "25,50,100",
     k: Annotated[str | None, Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
-    first: Annotated[str, Option(help="First stages, with commas: bm25, dense, bm25+dense (joined), random.")] = "bm25",
+    first: Annotated[
+        str, Option(help="First stages, with commas: bm25, dense, random; several are also joined.")
+    ] = "bm25",
+    fuse: Annotated[
+        float | None, Option(help="The first stage's weight in the order that is judged; default: as searches have it.")
+    ] = None,
     encoder: Annotated[str | None, Option(help="Encoder of the dense first stage.")] = None,
     anchors: Annotated[int | None, Option(min=1, help="The number of anchor queries.")] = None,
     queries: Annotated[int | None, Option(min=1, help="The number of test queries.")] = None,
     items: Annotated[int | None, Option(min=1, help="A sample of N items; default: all, if time allows.")] = None,
     minutes: Annotated[float, Option(help="Time for scoring, where sizes are not given.")] = 5.0,
     seed: opt.Seed = 0,
+    cache: opt.CacheFile = None,
     output: Annotated[Path | None, Option("-o", "--output", help="Folder for scores; default: FOLDER-results.")] = None,
     report: Annotated[Path | None, Option(metavar="PAGE", help="Also write this HTML page.")] = None,
     as_json: opt.Json = False,
@@ -48,19 +54,20 @@ def evaluate(
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
     """
-    from adacur import evaluation
+    from adacur import replay as evaluation
 
     # "." and ".." have no name to add to.
     beside = folder if folder.name not in ("", "..") else folder.resolve()
     output = output or beside.with_name(f"{beside.name}-results")
     done = evaluation.evaluate(
         folder,
-        scorer=opt.opened_scorer(scorer, max_item_tokens),
+        scorer=opt.opened_scorer(scorer, max_item_tokens, cache=cache),
         output=output,
         methods=opt.comma_separated(methods),
         budgets=opt.whole_numbers("--budgets", budgets),
         ks=None if k is None else opt.whole_numbers("-k", k),
         first=opt.comma_separated(first),
+        fuse=fuse,
         encoder=encoder,
         anchors=anchors,
         queries=queries,
@@ -104,7 +111,8 @@ def _print_start(start: Start, *, minutes: float) -> None:
 
 
 def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
-    from adacur.evaluation import compare, verdict
+    from adacur.replay import compare
+    from adacur.replay.comparison import verdict
 
     rows = compare(done.runs)
     measures = list(dict.fromkeys(name for row in rows for name in row.means))
@@ -119,9 +127,11 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
         ],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
     )
+    fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
+    ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
     note(
         f"Means over {rows[0].n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
-        "paid: scorer calls before the first search."
+        f"paid: scorer calls before the first search.{ordered}"
     )
     if said := verdict(done.runs):
         note(said)
@@ -129,7 +139,7 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
             beside = "That is beside re-ranking BM25's best. --first bm25,dense compares with a dual encoder's"
             note(f"{beside}; scores are kept.")
     ks = [int(name.removeprefix("recall@")) for name in measures if name.startswith("recall@")]
-    if any(row.budget is not None and row.budget < max(ks) for row in rows):
+    if any(row.budget and row.budget < max(ks) for row in rows):
         note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
 
 
@@ -172,7 +182,7 @@ def _facts(mean: Mean) -> dict[str, float]:
 
 
 def _as_json(done: Evaluation) -> dict[str, Any]:
-    from adacur.evaluation import compare
+    from adacur.replay import compare
 
     rows = zip(done.runs, done.files, compare(done.runs), strict=True)
     return {

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from typer import Argument
 
-from adacur.cli import options as opt
+from adacur.cli import arguments as opt
 from adacur.cli.messages import note, notes, print_json, print_rows, say
-from adacur.core.units import megabytes
 from adacur.data import Asset, cache_folder, describe, is_fetched, names
 from adacur.data import fetch as fetch_one
+from adacur.units import megabytes
 
 
 def fetch(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
-from adacur.cli import options as opt
+from adacur.cli import arguments as opt
 from adacur.cli.messages import counted, plain, print_json, print_rows
-from adacur.core.errors import InputError
-from adacur.core.units import megabytes
+from adacur.errors import InputError
+from adacur.units import megabytes
 
 if TYPE_CHECKING:
-    from adacur.core.protocols import ScorerCard
-    from adacur.index import IndexFolder
+    from adacur.protocols import ScorerCard
+    from adacur.store import IndexFolder
 
 
 def inspect(
@@ -37,7 +37,7 @@ def inspect(
 
     Example: adacur inspect my.adacur
     """
-    from adacur.index import IndexFolder
+    from adacur.store import IndexFolder
 
     folder = IndexFolder.open(index)
     if show == "pair":
@@ -81,10 +81,8 @@ def _show_pair(index: str, folder: IndexFolder, *, scorer: str | None, trust: bo
 
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
-    from adacur.index import COMPRESSED
-    from adacur.index.exported import exported_to, old_exports
-    from adacur.index.sparse import read_sparsity
     from adacur.search.tuned import read_tunings
+    from adacur.store import COMPRESSED
 
     manifest = folder.manifest
     return {
@@ -97,7 +95,6 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "parts": max(1, len(folder.parts)),
         "blocks": folder.n_blocks,
         "first": folder.first_names(),
-        "sparse": read_sparsity(folder.path),
         "exact_scores": folder.n_exact,
         "scorer": manifest.scorer,
         "seed": manifest.seed,
@@ -105,8 +102,6 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "format": manifest.format,
         "packages": dict(manifest.packages),
         "bytes": _size(folder.path),
-        "exported": list(exported_to(folder.home)),
-        "old_exports": old_exports(folder.path, folder.home),
         "compressed_bytes": _size(folder.home / COMPRESSED) or None,
         "probes": [probe.score for probe in manifest.probes],
         "anchor_examples": [query.text for query in folder.anchor_queries[:3]],
@@ -115,11 +110,10 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
 
 
 def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
-    from adacur.index.build import cut_in_words
-    from adacur.index.exported import export_command
+    from adacur.store.build_blocks import cut_in_words
 
     card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
-    exact, sparse, compressed = facts["exact_scores"], facts["sparse"], facts["compressed_bytes"]
+    exact, compressed = facts["exact_scores"], facts["compressed_bytes"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     rows = {
         "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
@@ -128,19 +122,12 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
         "prompt": card and card.prompt and repr(card.prompt),
         "reads": card and card.readout,
         "cut": facts["cut"] and cut_in_words(facts["cut"], facts["items"], card),
-        "sparse": sparse and f"built with {sparse.per_query:,} items per anchor query",
         "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
         "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",
         "first stages": ", ".join((*facts["first"], "random")),
         "anchor queries": "\n".join(facts["anchor_examples"]),
         "tuned for": "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"]),
         "compressed": compressed and f"{megabytes(compressed)} for 'gaussian' searches",
-        "exported to": "\n".join(facts["exported"]),
-        "old exports": "\n".join(
-            f"{store}: {counted(len(tags), 'collection', 'collections')} of earlier versions, or unfinished. "
-            f"{export_command(folder.path, store)} --drop-old"
-            for store, tags in facts["old_exports"].items()
-        ),
         "version": f"{facts['version']}, in {counted(facts['parts'], 'part', 'parts')}",
         "on disk": megabytes(facts["bytes"]),
         # Each version has its own manifest, so the time is that of the last change.

@@ -18,10 +18,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from adacur.core.as_json import as_json
-from adacur.core.errors import AdacurError
-from adacur.core.results import Hits
+from adacur.as_json import as_json
 from adacur.data import DataWarning
+from adacur.errors import AdacurError
+from adacur.results import Hits
 
 KEPT = "What is finished is kept: run the same command again to continue."
 _CONTINUED = {"build", "evaluate", "try"}
@@ -47,9 +47,10 @@ _STEPS = ("first", "predict", "choose", "score", "solve", "settle")
 _STOPPED = {
     "exhausted": " (no item is left to score)",
     "deadline": " (the deadline came first)",
-    "settled": " (enough for stop_when or effort)",
+    "settled": " (enough for effort)",
     "tokens": " (what is left of the tokens pays for no more)",
     "cost": " (what is left of the money pays for no more)",
+    "error": " (then came the error below)",
 }
 
 
@@ -200,15 +201,19 @@ def verdict_line(hits: Hits) -> str:
     return str(hits.verdict).capitalize() + (f" ({means})." if means else ".")
 
 
+def order_line(hits: Hits) -> str:
+    """What hits that are not in the order of their scores need for an explanation; nothing of others."""
+    weight = hits.trace.settings.get("fuse") or 0.0
+    blended = f"Order: scorer blended with first stage (fuse={weight:g}); --fuse 0 for the scorer's own order."
+    return blended if weight else ""
+
+
 def seconds_line(hits: Hits) -> str:
     """Calls and seconds per step in one line, in the order in which a round takes the steps."""
     seconds = hits.trace.seconds
     in_order = sorted(seconds, key=lambda step: _STEPS.index(step) if step in _STEPS else len(_STEPS))
     steps = "  ".join(f"{step} {seconds[step]:.3f} s" for step in in_order)
-    # Hits that are not in the order of their scores need an explanation.
-    weight = hits.trace.settings.get("fuse")
-    order = f"The order blends the first stage in (fuse={weight:g}).\n" if weight else ""
     trace = hits.trace
     spent = "" if trace.tokens is None else f", {trace.tokens:,} tokens"
     spent += "" if trace.cost is None else f", {trace.cost}"
-    return f"{order}{hits.trace.calls} scorer calls{spent}{_STOPPED.get(hits.trace.stopped, '')}  {steps}"
+    return f"{hits.trace.calls} scorer calls{spent}{_STOPPED.get(hits.trace.stopped, '')}  {steps}"

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from adacur.cli import options as opt
+from adacur.as_json import as_json as to_json
+from adacur.cli import arguments as opt
 from adacur.cli.messages import note, print_table, say
-from adacur.core.as_json import as_json as to_json
-from adacur.core.units import duration
+from adacur.units import duration
 
 if TYPE_CHECKING:
-    from adacur.trying import TrialPlan
+    from adacur.replay import TrialPlan
 
 
 def try_(
@@ -24,6 +24,7 @@ def try_(
         Path, Argument(help="Items (corpus.jsonl or one file), and if there are any queries.jsonl and qrels/test.tsv.")
     ],
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    scorer_set: opt.ScorerSettings = None,
     max_item_tokens: opt.MaxItemTokens = None,
     encoder: Annotated[str, Option(help="Encoder of the dense first stage; 'none' leaves it out.")] = (
         opt.DEFAULT_ENCODER
@@ -31,6 +32,12 @@ def try_(
     minutes: Annotated[float, Option(help="The time that encoding and scoring may take.")] = 5.0,
     calls: Annotated[int | None, Option(min=1, help="Also make at most N scorer calls.")] = None,
     seed: opt.Seed = 0,
+    id_field: opt.IdField = None,
+    text_field: opt.TextFields = None,
+    cache: opt.CacheFile = None,
+    save_queries: Annotated[
+        Path | None, Option(metavar="FILE", help="Write the queries that were used to this .jsonl file.")
+    ] = None,
     json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
 ) -> None:
     """Say whether searching with a scorer is worth it on your data: a sample is scored, and the advice printed.
@@ -39,15 +46,18 @@ def try_(
 
     Example: adacur try my-folder --minutes 5
     """
-    from adacur.trying import try_collection
+    from adacur.replay import try_collection
 
     trial = try_collection(
         folder,
-        scorer=opt.opened_scorer(scorer, max_item_tokens),
+        scorer=opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
         encoder=None if encoder == "none" else encoder,
         minutes=minutes,
         calls=calls,
         seed=seed,
+        id_field=id_field,
+        text_fields=text_field,
+        save_queries=save_queries,
         on_plan=_print_plan,
     )
     if json_file is not None:
@@ -61,13 +71,10 @@ def try_(
     print_table(table)
     plan = trial.plan
     earlier = f" {trial.known:,} more were known." if trial.known else ""
-    fewer = f" The time was over after {trial.n_queries} of {plan.n_queries} queries." * (
-        trial.n_queries < plan.n_queries
-    )
+    planned = plan.n_queries + plan.n_more
+    fewer = f" The time was over after {trial.n_queries} of {planned} queries." * (trial.n_queries < planned)
     note(f"{trial.calls:,} pairs scored in {duration(trial.seconds)}.{earlier}{fewer} Intervals are of 95 %.")
-    seconds = trial.build_calls / plan.pairs_per_second
-    build = f" (the first makes {trial.build_calls:,} calls for anchor queries, in {duration(seconds)})"
-    note(f"Next{build if trial.build_calls else ''}:")
+    note(f"The queries: {trial.queries_file}\nNext:")
     for line in trial.commands:
         say(f"  {line}")
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from adacur.cli import options as opt
+from adacur.cli import arguments as opt
 from adacur.cli.messages import note, notes, print_json, print_rows, say
-from adacur.core.errors import InputError
+from adacur.errors import InputError
 
 if TYPE_CHECKING:
+    from adacur.replay import Tuning
     from adacur.search import AnchorIndex
-    from adacur.tuning import Tuning
 
 
 def tune(
@@ -44,7 +44,7 @@ def tune(
     Example: adacur tune my.adacur -k 10 --budget 100
     """
     import adacur
-    from adacur.tuning import verdict
+    from adacur.replay.replayed_settings import verdict
 
     replayed: int | str | None = int(queries) if queries is not None and queries.isdecimal() else queries
     if qrels is None and isinstance(replayed, str):
@@ -84,7 +84,7 @@ def _show_effort(tuning: Tuning) -> None:
 
 
 def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k: int, budget: int, seed: int) -> None:
-    from adacur.tuning import judged_queries
+    from adacur.replay import judged_queries
 
     judged = judged_queries(index, qrels, queries, seed=seed)
     if judged.unknown_items or judged.left_out:
@@ -99,9 +99,9 @@ def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k:
 
 
 def _where(index: AnchorIndex, tuning: Tuning) -> str:
-    from adacur.index import home_of
-    from adacur.search.options import USUAL_CALLS
+    from adacur.search.single_values import USUAL_CALLS
     from adacur.search.tuned import TUNED, reach_of, read_tunings
+    from adacur.store import home_of
 
     assert index.path is not None
     home = home_of(index.path)
@@ -116,7 +116,7 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
 
 
 def _show(tuning: Tuning) -> None:
-    from adacur.tuning import verdict
+    from adacur.replay.replayed_settings import verdict
 
     judged, first = tuning.judged, tuning.first or "random"
     if judged:
@@ -124,7 +124,7 @@ def _show(tuning: Tuning) -> None:
             ("as chosen", first, judged.chosen, tuning.budget),
             ("not tuned", tuning.tried[0].first if tuning.tried else first, judged.plain, judged.largest),
             ("rerank", first, judged.rerank, tuning.budget),
-            ("first stage alone", first, judged.alone, 0),
+            ("first stage alone", judged.alone_first or first, judged.alone, 0),
         )
         print_rows(
             ("judged", "first stage", judged.measure, "95 % interval", "calls"),

@@ -7,7 +7,7 @@ reads JSON and arrays of folders that may be damaged.
 
 from __future__ import annotations
 
-from adacur.core.cache import cache_folder
+from adacur.data.cache_folder import cache_folder
 from adacur.data.catalogue import Asset, describe, fetch, is_fetched, names
 from adacur.data.collections import JudgedCollection, from_ir_datasets, mondo, read_beir, wikivital
 from adacur.data.files import ItemFile, as_items, read_items, read_qrels, read_queries

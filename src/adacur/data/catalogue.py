@@ -18,9 +18,9 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from adacur.core.cache import cache_folder
-from adacur.core.errors import FetchError, UnknownName
-from adacur.core.spelling import did_you_mean
+from adacur.data.cache_folder import cache_folder
+from adacur.errors import FetchError, UnknownName
+from adacur.spelling import did_you_mean
 
 _MARKER = ".checksums.json"
 

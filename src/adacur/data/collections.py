@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import DuplicateId, EmptyInput, FetchError, FileFormatError, InputError, UnknownName
-from adacur.core.extras import require
-from adacur.core.records import Item, Query, first_repeat
-from adacur.core.spelling import did_you_mean
 from adacur.data.catalogue import fetch
 from adacur.data.files import joined, read_items, read_qrels, read_queries
 from adacur.data.lines import warn_left_out
+from adacur.errors import DuplicateId, EmptyInput, FetchError, FileFormatError, InputError, UnknownName
+from adacur.records import Item, Query, repeats
+from adacur.requirements import require
+from adacur.spelling import did_you_mean
 
 _MONDO = "MONDO-ontology-v2026-05-05.json.zst"
 
@@ -38,9 +38,7 @@ class JudgedCollection:
             if not ids:
                 raise EmptyInput(f"The collection {self.name!r} has no {kind}. Give at least one.")
             if len(set(ids)) < len(ids):
-                raise DuplicateId(
-                    f"Ids must be unique; in {self.name!r} the {kind} {first_repeat(ids)!r} occurs twice."
-                )
+                raise DuplicateId(f"Ids must be unique; in {self.name!r} the {kind} {repeats(ids)} more than once.")
         if self.qrels and not self.judged:
             raise InputError(
                 f"None of the {len(self.qrels)} judged query ids of {self.name!r} is among its {len(self.queries)} "

@@ -9,11 +9,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast, get_args
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra
-from adacur.core.records import Item, Query, check_texts
-from adacur.core.spelling import did_you_mean
 from adacur.data.lines import (
     LONGEST_LINE,
     DataWarning,
@@ -24,6 +21,9 @@ from adacur.data.lines import (
     reading,
     warn_left_out,
 )
+from adacur.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra, UnknownOption
+from adacur.records import Item, Query, check_texts
+from adacur.spelling import did_you_mean
 
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
@@ -31,7 +31,12 @@ _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
 _LONGEST_CELL = LONGEST_LINE
 _DELIMITERS = (",", ";", "\t", "|")
 _JUDGEMENTS = {"query-id", "corpus-id", "score"}
+_LINE = "line"
+_FAULTS_NAMED = 5
 _ENDS_OF_SENTENCES = tuple(".!?…:;。！？")
+
+Repeated = Literal["refuse", "first"]
+"""What becomes of records whose id another one has: refused, or only the first is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,19 @@ def read_items(
     id_field: str | None = None,
     text_fields: Sequence[str] | None = None,
     limit: int | None = None,
+    repeated: Repeated = "refuse",
 ) -> Iterator[Item]:
     """Items one by one; a folder is a BEIR folder, of which `corpus.jsonl` is read.
 
     The text is the title and the text joined as sentences, or the `text_fields` joined so. The title and all fields
     not used become metadata. A file without ids (plain text, or `text_fields` named and no `id_field`) has the line
-    numbers as ids. At most `limit` items are read.
+    numbers as ids, and so has one with `id_field="line"` and no such field. At most `limit` items are read.
 
-    Items without a word are left out, and a `DataWarning` at the end names them.
+    Items without a word are left out, and a `DataWarning` at the end names them; with `repeated="first"` so are items
+    whose id was there before.
     """
+    if repeated not in get_args(Repeated):
+        raise UnknownOption(f"repeated is one of {', '.join(map(repr, get_args(Repeated)))}; got {repeated!r}.")
     fields = _Fields(
         ids=("_id", "id", "doc_id", "docno", "docid", "document_id", "item_id", "pid"),
         texts=("text", "contents", "content", "body", "passage", "abstract", "document", "description"),
@@ -83,7 +92,7 @@ def read_items(
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
-    records = _records(_find(path, "corpus"), fields, limit=limit)
+    records = _records(_find(path, "corpus"), fields, limit=limit, repeated=repeated)
     return (Item(id=id_, text=text, metadata=rest) for id_, text, rest in records)
 
 
@@ -109,9 +118,11 @@ class ItemFile:
     id_field: str | None = None
     text_fields: tuple[str, ...] | None = None
     limit: int | None = None
+    repeated: Repeated = "refuse"
 
     def __iter__(self) -> Iterator[Item]:
-        return read_items(self.path, id_field=self.id_field, text_fields=self.text_fields, limit=self.limit)
+        options: dict[str, Any] = {"limit": self.limit, "repeated": self.repeated}
+        return read_items(self.path, id_field=self.id_field, text_fields=self.text_fields, **options)
 
 
 def as_items(
@@ -171,31 +182,36 @@ def read_qrels(path: str | Path, *, split: str | None = None) -> dict[str, dict[
     return qrels
 
 
-def _records(file: Path, fields: _Fields, *, limit: int | None = None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _records(
+    file: Path, fields: _Fields, *, limit: int | None = None, repeated: Repeated = "refuse"
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id, text and remaining fields of every record; each checked."""
     line_of: dict[str, int] = {}
+    without_id: list[int] = []
     without_text: list[str] = []
-    n_given = numbered_line = 0
+    repeats: list[str] = []
+    have_ids = False
+    n_given = 0
     used: tuple[str, ...] = ()
     with reading(file):
         for line, row in _rows(file, fields):
             where = f"{file}, line {line}"
-            id_field = _id_field(row, fields, where)
-            if bool(line_of) and (id_field is None) != bool(numbered_line):
-                first = next(iter(line_of.values()))
-                with_id, without = (first, line) if id_field is None else (line, first)
-                raise FileFormatError(
-                    f"{file}: line {with_id} has an id and line {without} has none. Give all records one, or none."
-                )
-            if id_field is None and not numbered_line:
-                numbered_line = line
-                if len(row) > 1:
+            id_field = _id_field(row, fields, where, first=not line_of)
+            id_ = None if id_field is None else _id(row[id_field], id_field, where)
+            have_ids |= id_field is not None
+            if id_ is None:
+                without_id.append(line)
+                if id_field is None and len(row) > 1 and not line_of and fields.id_field != _LINE:
                     message = f"{file} has no id field, so line numbers are the ids; found {_list(row)}."
                     warnings.warn(message, DataWarning, stacklevel=3)
-            id_ = str(line) if id_field is None else _id(row[id_field], id_field, where)
-            if id_ in line_of:
-                raise DuplicateId(f"{where}: the id {id_!r} is already on line {line_of[id_]}. Ids must be unique.")
+                id_ = str(line)
+            elif id_ in line_of:
+                repeats.append(f"{id_!r} on line {line} is already on line {line_of[id_]}")
+                continue
             line_of[id_] = line
+            if (without_id and have_ids) or (repeats and repeated == "refuse"):
+                # What follows is read for the faults in it, so that all can be mended at once.
+                continue
             text, used = _text(row, fields, where)
             try:
                 check_texts("Item" if fields.titled else "Query", id_, text)
@@ -208,18 +224,42 @@ def _records(file: Path, fields: _Fields, *, limit: int | None = None) -> Iterat
             n_given += 1
             if n_given == limit:
                 break
-    if not line_of:
+    n_records = len(line_of) + len(repeats)
+    if not n_records:
         raise EmptyInput(f"{file} is empty. Give at least one record.")
+    if without_id and have_ids:
+        some = _some([f"{line}" for line in without_id])
+        records = "1 record has" if len(without_id) == 1 else f"{len(without_id):,} records have"
+        number = f", or number the lines: id_field={_LINE!r} (--id-field {_LINE})" if fields.titled else ""
+        raise FileFormatError(
+            f"{file}: {records} no id, of {n_records:,}, on line{'s' * (len(without_id) > 1)} {some}. "
+            f"Give all records one, or none{number}."
+        )
+    if repeats and repeated == "refuse":
+        keep = " Keep the first of each with repeated='first' (adacur build --repeated first)." if fields.titled else ""
+        repeat = "1 record repeats" if len(repeats) == 1 else f"{len(repeats):,} records repeat"
+        raise DuplicateId(f"{file}: {repeat} an id: {_some(repeats)}. Ids must be unique.{keep}")
     if not n_given:
-        raise EmptyInput(f"{file}: none of its {len(line_of):,} records has text in {_list(used)}. {fields.remedy}")
+        raise EmptyInput(f"{file}: none of its {n_records:,} records has text in {_list(used)}. {fields.remedy}")
+    if repeats:
+        message = f"{file}: {len(repeats):,} records with a repeated id were left out: {_some(repeats)}."
+        warnings.warn(message, DataWarning, stacklevel=2)
     warn_left_out(file, without_text, kind="item" if fields.titled else "query", stacklevel=3)
 
 
-def _id_field(row: dict[str, Any], fields: _Fields, where: str) -> str | None:
-    """The field of the id; None where lines are numbered: no field could be the id, or the text alone is named."""
+def _some(faults: Sequence[str]) -> str:
+    """The first few."""
+    return ", ".join(faults[:_FAULTS_NAMED]) + (", …" if len(faults) > _FAULTS_NAMED else "")
+
+
+def _id_field(row: dict[str, Any], fields: _Fields, where: str, *, first: bool) -> str | None:
+    """The field of the id, None where there is none; refuses a first record in which another field could be the id."""
+    if fields.id_field == _LINE and _LINE not in row:
+        return None
     names = (fields.id_field,) if fields.id_field else fields.ids
     name = next((name for name in names if name in row), None)
-    if name is None and (fields.id_field or (fields.text_fields is None and row.keys() - {*fields.texts, "title"})):
+    others = row.keys() - {*fields.texts, "title"}
+    if first and name is None and (fields.id_field or (fields.text_fields is None and others)):
         near = did_you_mean(fields.id_field, row) if fields.id_field else ""
         no_text = [text for text in fields.text_fields or () if text not in row]
         and_text = f" Nor is there {_one_of(no_text)} for the text." if no_text else ""
@@ -229,8 +269,11 @@ def _id_field(row: dict[str, Any], fields: _Fields, where: str) -> str | None:
     return name
 
 
-def _id(value: Any, name: str, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+def _id(value: Any, name: str, where: str) -> str | None:
+    """The id, None where the field is empty."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise FileFormatError(f"{where}: an id must be a text or a whole number; field {name!r} holds {value!r}.")
     return str(value)
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from adacur.core.budget import is_whole
-from adacur.core.errors import InputError
-from adacur.core.records import Item, check_item
+from adacur.budget import is_whole
 from adacur.data.files import joined
+from adacur.errors import InputError
+from adacur.records import Item, check_item
 
 _FEWEST_WORDS = 20
 # Where no spaces part the words, each sign counts as one.

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import EmptyInput, InputError
-from adacur.core.records import Item, Query
-from adacur.core.seeds import stream_key
+from adacur.arrays import FloatArray
+from adacur.errors import EmptyInput, InputError
+from adacur.records import Item, Query
+from adacur.seeds import stream_key
 
 PseudoQueryKind = Literal["sentences", "titles", "mixed"]
 

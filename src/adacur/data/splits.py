@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from adacur.core.errors import InputError
-from adacur.core.records import Query, as_queries
-from adacur.core.seeds import stream_key
+from adacur.errors import InputError
+from adacur.records import Query, as_queries
+from adacur.seeds import stream_key
 
 
 @dataclass(frozen=True, slots=True)

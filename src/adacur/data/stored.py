@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import hashlib
 import json
 import math
+import tokenize
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from zipfile import BadZipFile
 
 import numpy as np
 
-from adacur.core.errors import NewerFormat
+from adacur.errors import OtherFormat
 
 Record = TypeVar("Record")
+# What numpy raises on the bytes of something else; Python's tokenizer reads the header.
+_NOT_AN_ARRAY = (
+    *(ValueError, TypeError, OverflowError, MemoryError, EOFError, SyntaxError),
+    *(tokenize.TokenError, BadZipFile),
+)
 
 
 def read_json(file: Path) -> Any:
@@ -28,15 +36,31 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file.name} is a folder") from error
 
 
-def read_versioned(file: Path, *, type_: str, newest: int, without: str) -> Any:
-    """The content of a JSON file of this type; an error if a newer adacur wrote it, with what happens `without` it."""
+def sealed_json(data: Mapping[str, Any]) -> str:
+    """The text of a JSON file with a digest of its content, which `check_seal` compares."""
+    return json.dumps({**data, "digest": _digest_of(json.loads(json.dumps(data)))}, indent=1)
+
+
+def check_seal(file: Path) -> None:
+    """A ValueError where a JSON file was cut short or changed since."""
+    data = read_json(file)
+    if not isinstance(data, dict) or data.pop("digest", None) != _digest_of(data):
+        raise ValueError("its content is not what was written")
+
+
+def _digest_of(data: Any) -> str:
+    return hashlib.blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def read_versioned(file: Path, *, type_: str, format_: int, without: str) -> Any:
+    """The content of a JSON file of this type and format; the error of another one says what happens `without` it."""
     data = read_json(file)
     if data["type"] != type_:
         raise ValueError(f"its type is {data['type']!r}, not {type_!r}")
-    if int(data["format"]) > newest:
-        raise NewerFormat(
-            f"{file} is written in format {data['format']}; this adacur reads formats up to {newest}. Upgrade it: "
-            f"pip install -U adacur, or remove the file: {without}."
+    if int(data["format"]) != format_:
+        raise OtherFormat(
+            f"{file} is written in format {data['format']}, and this adacur reads format {format_} alone. Remove the "
+            f"file: {without}."
         )
     return data
 
@@ -50,7 +74,7 @@ def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = Fa
     try:
         # Mapped in any case: a header that claims more than the file holds is then refused before memory is taken.
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, TypeError, OverflowError, MemoryError, EOFError, SyntaxError, BadZipFile) as error:
+    except _NOT_AN_ARRAY as error:
         raise ValueError(f"{file.name} is not an array that can be read: {error}") from error
     if not isinstance(array, np.ndarray) or ndim not in (None, array.ndim) or array.dtype.kind not in kind:
         found = f"{array.ndim} axes of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -1,16 +1,16 @@
-"""First stages: the cheap search that says where an expensive one starts. Each speaks `core.protocols.FirstStage`.
+"""First stages: the cheap search that says where an expensive one starts. Each speaks `protocols.FirstStage`.
 
 Where to change what:
 
 - `bm25`, `dense`, `matrix`: one first stage each; `saved` has the files that all share (settings and ids). "random"
   names none: a search then starts from a random draw. `joined`: several as one, as in first="bm25+dense".
-- `table`: the names. To add a first stage: write its file here, add one line to `FIRST_STAGES`, and one to the makers
-  of tests/contracts/test_first_stages.py. The command line, `adacur.build`, edits and loading read the table.
+- `stage_table`: the names. To add a first stage: write its file here, add one line to `FIRST_STAGES`, and one to the
+  makers of tests/contracts/test_first_stages.py. The command line, `adacur.build`, edits and loading read the table.
 - `placing`: a first stage in an index: translates its positions where the index has the items in another order, and
   looks up ids for search engines that answer by id.
 - `encoders`: what turns texts into vectors, how it is opened, and the card by which it is recognised.
 
-search/first_stages.py keeps them in index folders.
+search/index_stages.py keeps them in index folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adacur.first_stages.joined import Joined
 from adacur.first_stages.matrix import Matrix
 from adacur.first_stages.placing import AnyStage, Placed, Retriever, as_hits, placed
 from adacur.first_stages.saved import read_settings
-from adacur.first_stages.table import FIRST_STAGES, first_stage_named, load_first_stage
+from adacur.first_stages.stage_table import FIRST_STAGES, first_stage_named, load_first_stage
 
 __all__ = [
     "BM25",

@@ -6,18 +6,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.budget import check_k
-from adacur.core.errors import DamagedIndex, EmptyInput, InputError
-from adacur.core.protocols import FirstStage, Ranking, Vectors
-from adacur.core.records import Item, Query, as_queries
+from adacur.arrays import FloatArray, IntArray
+from adacur.budget import check_k
 from adacur.data.stored import read_array
+from adacur.errors import DamagedIndex, EmptyInput, InputError
 from adacur.first_stages.device_vectors import DeviceVectors
 from adacur.first_stages.encoders import (
     Encoder,
@@ -29,37 +26,39 @@ from adacur.first_stages.encoders import (
 )
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
+from adacur.protocols import FirstStage, Ranking, Vectors
+from adacur.records import Item, Query, as_queries
+from adacur.remembered import Remembered
 
 Storage = Literal["float16", "float32", "int8"]
 # Vectors as they are stored, and scales for int8.
 _Block = tuple[Any, FloatArray | None]
 _ROWS_AT_ONCE = 8192
 _QUERIES_AT_ONCE = 256
-# Vectors of the last queries, some megabytes.
-_QUERIES_REMEMBERED = 4096
+# Of the last queries' vectors: some 8,000 of 384 numbers.
+_BYTES_REMEMBERED = 16 << 20
 _EMBEDDINGS = "embeddings.npy"
 
 
 class RememberedQueries:
-    """Vectors of the last 4,096 queries, each made once; the encoder is opened when it is first needed."""
+    """Vectors of the last queries, 16 MB with their texts, each made once; the encoder is opened when first needed."""
 
     def __init__(self, open_encoder: Callable[[], Encoder]) -> None:
         self._open_encoder = open_encoder
-        self._known: dict[str, FloatArray] = {}
+        self._known = Remembered(most_bytes=_BYTES_REMEMBERED)
 
     def embed(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
         texts = [query.text for query in as_queries(queries)]
         # A search asks twice for the same vectors: to start from, and to predict by. So does one that learns from the
         # anchor queries what the ranks are worth.
-        known = self._known
+        known = self._known.find(texts)
         if new := list(dict.fromkeys(text for text in texts if text not in known)):
             encoder = self._open_encoder()
             vectors = _check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
-            # A new dictionary, so that another thread's is not changed under it; and copies, as a row of a batch would
-            # hold all of it.
-            known = known | {text: vector.copy() for text, vector in zip(new, vectors, strict=True)}
-            self._known = dict(islice(known.items(), max(0, len(known) - _QUERIES_REMEMBERED), None))
+            fresh = dict(zip(new, vectors, strict=True))
+            self._known.keep(fresh)
+            known |= fresh
         if not texts:
             return np.empty((0, self._open_encoder().dimension), dtype=np.float32)
         return np.stack([known[text] for text in texts])

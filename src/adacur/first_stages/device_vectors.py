@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation.item_factors import PackedRows
-from adacur.approximation.on_device import DeviceRows
-from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.extras import require
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.model.item_factors import PackedRows
+from adacur.model.on_device import DeviceRows
+from adacur.requirements import require
 
 # Beyond those wanted, so that rounding does not decide who is among them.
 _SLACK = 64

@@ -1,6 +1,6 @@
 """Encoders: texts to vectors whose dot product says how near a query and an item are.
 
-`encoder` is the door: from an object, a path or a name to an encoder; the twin of `adacur.scorers.opening.scorer`.
+`encoder` is the door: from an object, a path or a name to an encoder; the twin of `adacur.scorers.by_name.scorer`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.extras import require
-from adacur.core.records import Item
-from adacur.core.spelling import did_you_mean
+from adacur.arrays import FloatArray
 from adacur.data import fetch, names
 from adacur.data.stored import read_record
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages.saved import index_of
+from adacur.records import Item
+from adacur.requirements import require
+from adacur.scorers.by_name import imported, is_function_name
 from adacur.scorers.consent import check_consent
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
-from adacur.scorers.cross_encoders.int8_products import PRECISE
+from adacur.scorers.cross_encoders.cpu_int8 import PRECISE
+from adacur.scorers.cross_encoders.token_limit import folder_limit
 from adacur.scorers.cross_encoders.weights import settings_hash, tensors_digest
-from adacur.scorers.opening import imported, is_function_name
+from adacur.spelling import did_you_mean
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 128
 
@@ -98,7 +99,7 @@ class OnnxEncoder:
         normalise: bool = True,
         query_prefix: str = "",
         item_prefix: str = "",
-        max_tokens: int = 512,
+        max_tokens: int | None = None,
         threads: int | None = None,
     ) -> None:
         if pooling not in ("cls", "mean"):
@@ -111,7 +112,8 @@ class OnnxEncoder:
             raise InputError(f"An ONNX encoder is a folder with model.onnx and tokenizer.json; {folder} is not.")
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_tokens)
+        limit = folder_limit(max_tokens, folder)
+        self._tokenizer.enable_truncation(limit.tokens)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.add_session_config_entry(PRECISE, "1")
@@ -130,7 +132,7 @@ class OnnxEncoder:
             normalise=normalise,
             query_prefix=query_prefix,
             item_prefix=item_prefix,
-            max_tokens=max_tokens,
+            max_tokens=limit.tokens,
             settings=settings_hash(folder, files=["tokenizer.json"]),
         )
 
@@ -317,7 +319,7 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trus
             return SentenceTransformerEncoder(source, **options)
         if source is not None and card.kind == "onnx":
             pooling: Literal["cls", "mean"] = "mean" if card.pooling == "mean" else "cls"
-            return OnnxEncoder(source, pooling=pooling, max_tokens=card.max_tokens or 512, **options)
+            return OnnxEncoder(source, pooling=pooling, max_tokens=card.max_tokens, **options)
         raise ValueError("its card does not say how.")
     except (OSError, ValueError) as error:
         raise InputError(

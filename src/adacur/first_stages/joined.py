@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray, KeyArray
-from adacur.core.budget import check_k
-from adacur.core.errors import InputError
-from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.records import Query, as_queries
+from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.budget import check_k
+from adacur.errors import InputError
 from adacur.first_stages.placing import Placed
+from adacur.protocols import FirstStage, Ranking
+from adacur.records import Query, as_queries
 
 SEPARATOR = "+"
 # The first few ranks are much alike: being the best of one stage counts as much as being the twelfth of two.

@@ -7,14 +7,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.budget import check_k
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.records import Item, Query, as_queries
-from adacur.core.scores import check_grid
+from adacur.arrays import FloatArray
+from adacur.budget import check_k
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids
+from adacur.protocols import FirstStage, Ranking
+from adacur.records import Item, Query, as_queries
+from adacur.scores import check_grid
 
 
 class Matrix(FirstStage):

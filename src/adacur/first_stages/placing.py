@@ -9,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import FirstStage, Items, Ranking, Vectors
-from adacur.core.records import Query, as_queries
-from adacur.core.results import Hits
-from adacur.core.seeds import item_keys
+from adacur.arrays import FloatArray, IntArray
+from adacur.errors import InputError, UnknownName
+from adacur.protocols import FirstStage, Items, Ranking, Vectors
+from adacur.records import Query, as_queries
+from adacur.results import Hits
+from adacur.seeds import item_keys
 
 # By first stage: the items that it was compared with last, and where its own are among them.
 _KNOWN: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Items], IntArray | None]] = weakref.WeakKeyDictionary()

@@ -11,11 +11,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from adacur.core.arrays import KeyArray
-from adacur.core.errors import AdacurError, DamagedIndex, DuplicateId, EmptyInput, NewerFormat, NotAnIndex
-from adacur.core.records import first_repeat
-from adacur.core.seeds import item_keys
+from adacur.arrays import KeyArray
 from adacur.data.stored import read_array, read_json
+from adacur.errors import AdacurError, DamagedIndex, DuplicateId, EmptyInput, NotAnIndex, OtherFormat
+from adacur.records import repeats
+from adacur.seeds import item_keys
 
 _FORMAT = 1
 _TEXT, _ENDS, _KEYS = "ids.utf8", "ids_ends.npy", "ids_keys.npy"
@@ -43,10 +43,8 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         or not isinstance(content.get("format"), int)
     ):
         raise NotAnIndex(f"{path} does not describe a first stage: it needs 'kind' and 'format'.")
-    if content["format"] > _FORMAT:
-        raise NewerFormat(
-            f"{folder} has format {content['format']}; this adacur reads up to {_FORMAT}. Upgrade adacur."
-        )
+    if content["format"] != _FORMAT:
+        raise OtherFormat(f"{folder} has format {content['format']}; this adacur reads {_FORMAT}. Build it again.")
     return content
 
 
@@ -68,7 +66,7 @@ def check_ids(ids: Iterable[str]) -> tuple[str, ...]:
     if not ids:
         raise EmptyInput("There are no items. Give at least one.")
     if len(set(ids)) < len(ids):
-        raise DuplicateId(f"Item ids must be unique; {first_repeat(ids)!r} occurs more than once.")
+        raise DuplicateId(f"Item ids must be unique; {repeats(ids)} more than once.")
     return ids
 
 
@@ -127,12 +125,9 @@ class StoredIds(Sequence[str]):
         expected = int(self._ends[-1]) if len(self._ends) else 0
         if size != expected:
             raise ValueError(f"{_TEXT} has {size} bytes and not {expected}")
-        # Absent from what was saved before keys were stored.
-        self.keys: KeyArray | None = None
-        if (folder / _KEYS).exists():
-            self.keys = read_array(folder / _KEYS, kind="u", mapped=True)
-            if self.keys.shape != self._ends.shape or self.keys.dtype != np.uint64:
-                raise ValueError(f"{_KEYS} has {len(self.keys)} keys of {len(self._ends)} ids")
+        self.keys: KeyArray = read_array(folder / _KEYS, kind="u", mapped=True)
+        if self.keys.shape != self._ends.shape or self.keys.dtype != np.uint64:
+            raise ValueError(f"{_KEYS} has {len(self.keys)} keys of {len(self._ends)} ids")
         self._text = np.memmap(folder / _TEXT, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
 
     def __len__(self) -> int:

@@ -7,24 +7,25 @@ import dataclasses
 import json
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import AdacurError, InputError
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Pair, Query
-from adacur.core.scores import check_scores
+from adacur.arrays import FloatArray
+from adacur.errors import AdacurError, InputError, ScorerError
+from adacur.protocols import Scorer
+from adacur.records import Item, Pair, Query
 from adacur.scorers.calling import ascore
+from adacur.scorers.function import FunctionScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile, digest
 from adacur.scorers.shared_batches import SharedBatches
 from adacur.scorers.wrapping import Wrapping
+from adacur.scores import check_scores
 
 _SAVE_EVERY = 16_384
-_SEE_IDS = ("matrix", "pyterrier")
 
 
 class CacheWarning(UserWarning):
@@ -36,10 +37,9 @@ class Cached(Wrapping):
 
     The file may serve several scorers, threads and processes at once. A scorer is recognised by its card (weights,
     settings, arithmetic, backend, dtype and token limits); one without weights, such as a service, only by its name and
-    source, a function by its code too: give a `key`, and another one when what they call has changed. A function or
-    object whose code cannot be read in full is refused without a `key`. Pairs are told apart by their texts; where a
-    `MatrixScorer` or a PyTerrier transformer sees ids too, by both. Do not cache a scorer of your own that looks at
-    ids or metadata.
+    source: give a `key`, and another one when what they call has changed. A function must have been given a `name` (or
+    the cache a `key`), and another one when it scores differently. Pairs are told apart by their texts; where a
+    `MatrixScorer` sees ids too, by both. Do not cache a scorer of your own that looks at ids or metadata.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
     every 16,384 pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are returned
@@ -55,7 +55,7 @@ class Cached(Wrapping):
         self.path = Path(path)
         self.hits = 0
         self.misses = 0
-        self._sees_ids = scorer.card.backend in _SEE_IDS
+        self._sees_ids = scorer.card.backend == "matrix"
         self._file = ScoreFile(self.path, identity=_identity(scorer, key))
         self._lock = threading.Lock()
 
@@ -69,7 +69,9 @@ class Cached(Wrapping):
         keys = self._keys(pairs)
         scores = self._file.find(list(dict.fromkeys(keys)))
         for part in self._unknown(keys, pairs, scores):
-            self._keep(part, self.scorer.score(list(part.values())), scores)
+            with self._failing(part):
+                answers = self.scorer.score(list(part.values()))
+            self._keep(part, answers, scores)
         return _in_order(scores, keys)
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
@@ -77,7 +79,8 @@ class Cached(Wrapping):
         keys = await asyncio.to_thread(self._keys, pairs)
         scores = await asyncio.to_thread(self._file.find, list(dict.fromkeys(keys)))
         for part in self._unknown(keys, pairs, scores):
-            answers = await ascore(self.scorer, list(part.values()))
+            with self._failing(part):
+                answers = await ascore(self.scorer, list(part.values()))
             await asyncio.to_thread(self._keep, part, answers, scores)
         return _in_order(scores, keys)
 
@@ -115,6 +118,16 @@ class Cached(Wrapping):
         entries = list(unknown.items())
         return [dict(entries[start : start + _SAVE_EVERY]) for start in range(0, len(entries), _SAVE_EVERY)]
 
+    @contextmanager
+    def _failing(self, part: Mapping[bytes, Pair]) -> Iterator[None]:
+        """Store the scores that a call which fails has brought."""
+        try:
+            yield
+        except ScorerError as error:
+            if paid := {key: pair for key, pair in part.items() if pair in error.scored}:
+                self._keep(paid, np.array([error.scored[pair] for pair in paid.values()]), {})
+            raise
+
     def _keep(self, part: Mapping[bytes, Pair], answers: FloatArray, scores: dict[bytes, np.floating]) -> None:
         """Add the answers for these pairs to `scores`, and to the file."""
         paid = check_scores(answers, list(part.values()))
@@ -151,14 +164,14 @@ def _unwrapped(scorer: Scorer) -> Scorer:
 def _identity(scorer: Scorer, key: str | None) -> str:
     """What distinguishes scorers, as text; fields that a card may get one day count too."""
     card = scorer.card
-    # Caches of before cards had these fields are still recognised where a card leaves them empty.
-    newer = ("settings", "arithmetic", "prompt", "readout")
-    fields: Mapping[str, object] = dataclasses.asdict(card)
-    fields = {name: value for name, value in fields.items() if value is not None or name not in newer}
-    if not card.weights and key is None:
-        # All lambdas have one name, and an edited function keeps its name. Where `code` cannot be read it raises: a
-        # name alone would mix two scorers.
-        fields["code"] = getattr(_unwrapped(scorer), "code", None)
+    fields: dict[str, object] = dataclasses.asdict(card)
+    inner = _unwrapped(scorer)
+    if key is None and isinstance(inner, FunctionScorer) and not inner.is_named:
+        raise InputError(
+            f"A cache recognises a function by its name, and {card.name!r} is the name of many. Name it, and its "
+            "version: adacur.scorer(function, name='my-model-v1'), which 'module:name' may stand for too; as an option "
+            "of build, --scorer-set name=my-model-v1."
+        )
     if card.weights:
         # They identify a model, wherever it lies and whatever its folder is called.
         del fields["name"], fields["source"]

@@ -10,11 +10,11 @@ from itertools import islice, product
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Pair, Query
-from adacur.core.scores import NamingFailure, check_grid, check_scores, score_pairs
+from adacur.arrays import FloatArray
+from adacur.protocols import Scorer
+from adacur.records import Item, Pair, Query
 from adacur.scorers.shared_batches import shared_batches
+from adacur.scores import NamingFailure, check_grid, check_scores, score_pairs
 
 # A grid of a thousand queries and a million items must never exist as a list of pairs.
 _PAIRS_PER_CALL = 8192

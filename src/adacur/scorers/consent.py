@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from adacur.core.errors import NotTrusted, UnknownName
+from adacur.errors import NotTrusted, UnknownName
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Pair
-from adacur.core.scores import check_scores
+from adacur.arrays import FloatArray
+from adacur.errors import InputError, ScorerError, ScorerFailed
+from adacur.protocols import ScorerCard
+from adacur.records import Pair
 from adacur.scorers.event_loop import all_at_once, run_in_background
-from adacur.scorers.function_code import HOW_TO_GIVE_A_KEY, code_digest, importable_name
 from adacur.scorers.shared_batches import shared_batches
+from adacur.scores import check_scores
 
 TextPairs = list[tuple[str, str]]
+# Seconds before the second try.
+_FIRST_WAIT = 0.1
 
 
 class FunctionScorer:
@@ -30,6 +33,12 @@ class FunctionScorer:
     connections. Calls of a plain function follow one another, awaited ones in a thread; with `shares_calls`, those who
     wait for it share calls (`SharedBatches`), and when a shared call fails its pairs are sent once more, beyond any
     budget. A function that returns an awaitable must be declared async.
+
+    A call that raises is made again for the same pairs, up to `attempts` times in all, after short waits that double; a
+    wrong number of scores, or one that is not finite, is an error at once. Budgets count scored pairs, and a call that
+    raised gave no score: if it is charged for all the same, give attempts=1.
+
+    An index recognises a function by a few scores that it stores; `name` is how cards and caches know it.
     """
 
     def __init__(
@@ -39,82 +48,113 @@ class FunctionScorer:
         name: str | None = None,
         batch_size: int | None = None,
         concurrency: int = 8,
+        attempts: int = 3,
         source: str | None = None,
         shares_calls: bool = False,
     ) -> None:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
         _check_takes_one_list(function)
-        if (batch_size is not None and batch_size < 1) or concurrency < 1:
-            raise InputError(f"batch_size and concurrency must be at least 1; got {batch_size} and {concurrency}.")
+        if (batch_size is not None and batch_size < 1) or concurrency < 1 or attempts < 1:
+            raise InputError(
+                f"batch_size, concurrency and attempts must be at least 1; got {batch_size}, {concurrency} and "
+                f"{attempts}."
+            )
         self._function: Callable[[TextPairs], Any] = function
         self._batch_size = batch_size
         self._concurrency = concurrency
+        self._attempts = attempts
         self.shares_calls = shares_calls
         self.is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
-        self.card = ScorerCard(
-            name=name or str(getattr(function, "__qualname__", type(function).__name__)),
-            backend="function",
-            source=source or importable_name(function),
-        )
-
-    @property
-    def code(self) -> str:
-        """A digest of what the function does; InputError where that cannot be read, as for an object that is called."""
-        try:
-            return code_digest(self._function)
-        except InputError as error:
-            raise InputError(
-                f"What the scorer function {self.card.name!r} does cannot be read in full, so that it could be taken "
-                f"for another: {error}. {HOW_TO_GIVE_A_KEY}"
-            ) from error
+        usual = str(getattr(function, "__qualname__", type(function).__name__))
+        # Functions of one name are many: all lambdas, and a function before and after it was edited.
+        self.is_named = name not in (None, usual)
+        self.card = ScorerCard(name=name or usual, backend="function", source=source or _importable_name(function))
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         if self.is_async:
             return run_in_background(self.ascore(pairs))
-        return _joined([self._called(batch) for batch in self._batches(pairs)])
+        scores: list[FloatArray] = []
+        try:
+            # What came before an error stays.
+            scores.extend(map(self._called, self._batches(pairs)))
+        except ScorerError as error:
+            error.scored = dict(zip(pairs, _joined(scores).tolist(), strict=False))
+            raise
+        return _joined(scores)
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; the event loop goes on meanwhile."""
         if not self.is_async:
             return await shared_batches(self).ascore(pairs)
         turns = asyncio.Semaphore(self._concurrency)
+        scored: dict[Pair, float] = {}
 
         async def in_turn(batch: Sequence[Pair]) -> FloatArray:
             await turns.acquire()
             scores = await self._awaited(batch)
             # A failed call keeps its turn, or one more would begin before the rest are cancelled.
             turns.release()
+            scored.update(zip(batch, scores.tolist(), strict=True))
             return scores
 
-        return _joined(await all_at_once(in_turn(batch) for batch in self._batches(pairs)))
+        try:
+            return _joined(await all_at_once(in_turn(batch) for batch in self._batches(pairs)))
+        except ScorerError as error:
+            error.scored = scored
+            raise
 
     def _batches(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         size = self._batch_size or max(1, len(pairs))
         return (pairs[start : start + size] for start in range(0, len(pairs), size))
 
     def _called(self, batch: Sequence[Pair]) -> FloatArray:
-        try:
-            answer = self._function(_texts(batch))
-        except Exception as error:
-            raise self._failed(error, batch) from error
+        for wait in self._waits():
+            try:
+                answer = self._function(_texts(batch))
+                break
+            except Exception as error:
+                if wait is None:
+                    raise self._failed(error, batch) from error
+            time.sleep(wait)
         return check_scores(answer, batch)
 
     async def _awaited(self, batch: Sequence[Pair]) -> FloatArray:
-        try:
-            answer = await self._function(_texts(batch))
-        # An exit would end the event loop for all who use it.
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            raise self._failed(error, batch) from error
+        for wait in self._waits():
+            try:
+                answer = await self._function(_texts(batch))
+                break
+            # An exit would end the event loop for all who use it.
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
+                if wait is None or not isinstance(error, Exception):
+                    raise self._failed(error, batch) from error
+            await asyncio.sleep(wait)
         return check_scores(answer, batch)
 
+    def _waits(self) -> Iterator[float | None]:
+        """For each try, the seconds to wait if it fails; None for the last."""
+        yield from (_FIRST_WAIT * 2**tried for tried in range(self._attempts - 1))
+        yield None
+
     def _failed(self, error: BaseException, batch: Sequence[Pair]) -> ScorerFailed:
+        tries = f"{self._attempts} times, " if self._attempts > 1 and isinstance(error, Exception) else ""
         return ScorerFailed(
             f"The scorer function {self.card.name!r} raised {type(error).__name__}: {error} "
-            f"(on {len(batch)} {'pair' if len(batch) == 1 else 'pairs'}, "
+            f"({tries}on {len(batch)} {'pair' if len(batch) == 1 else 'pairs'}, "
             f"the first of query {batch[0][0].id!r} and item {batch[0][1].id!r})."
         )
+
+
+def _importable_name(value: Any) -> str | None:
+    """The "module:name" that imports this very object."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+        return None
+    there: Any = sys.modules.get(module)
+    for part in name.split("."):
+        there = getattr(there, part, None)
+    return f"{module}:{name}" if there is value else None
 
 
 def _check_takes_one_list(function: Callable[..., Any]) -> None:

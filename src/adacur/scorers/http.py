@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, ScoreCountError, ScorerFailed, UnknownName
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Pair
-from adacur.core.spelling import did_you_mean
+from adacur.arrays import FloatArray
+from adacur.errors import InputError, ScoreCountError, ScorerFailed, UnknownName
+from adacur.protocols import ScorerCard
+from adacur.records import Pair
 from adacur.scorers.http_address import JUDGE, Address, find_server, source
 from adacur.scorers.http_dialects import DIALECTS, Dialect
 from adacur.scorers.http_requests import RemoteScorer, by_query, checked_extra, json_of, where
+from adacur.spelling import did_you_mean
 
 _NEAREST_TO_CERTAIN = 1e-9
 _SCORES = ("auto", "raw", "probability")
@@ -135,10 +135,6 @@ class HttpScorer(RemoteScorer):
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; cancelling it cancels its requests."""
         return self._looked_at(await super().ascore(pairs))
-
-    def requests(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
-        """The pairs of each request that a call with these makes: what a price by the request counts."""
-        return self._batches(pairs)
 
     def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
         """Distinct texts of one query at a time, in batches that the server takes."""

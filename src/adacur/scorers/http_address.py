@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from adacur.core.errors import InputError, UnknownName
+from adacur.errors import InputError, UnknownName
 from adacur.scorers.http_dialects import DIALECTS
 
 JUDGE = "judge"

@@ -113,6 +113,7 @@ DIALECTS = {
         raw={"use_activation": False},
         owner="vllm",
     ),
+    "adacur": Dialect(path="/v1/rerank", options={"return_documents": False}, raw={"raw_scores": True}, owner="adacur"),
     "infinity": Dialect(
         path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}, owner="infinity"
     ),

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.extras import require
-from adacur.core.records import Pair, check_texts
+from adacur.arrays import FloatArray
+from adacur.errors import InputError, ScorerFailed
+from adacur.records import Pair, check_texts
+from adacur.requirements import require
 from adacur.scorers.event_loop import all_at_once, background_loop, run_in_background
 from adacur.scorers.wrapping import Closing
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import InputError
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Pair, Query
+from adacur.errors import InputError, ScorerFailed
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PAIR_TEXT, TASK, question
 from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
 from adacur.scorers.http_requests import RemoteScorer, by_query, checked_extra, json_of, where
@@ -39,7 +39,8 @@ class JudgeScorer(RemoteScorer):
     - instruction: what makes a document relevant, in a sentence or more; the first thing in the default prompt;
     - top_logprobs: how many likely tokens are asked for. An answer that is not among them counts as likely as the
       least likely of them (a grade: as impossible). Where none is, the judge talks, thinks or refuses: an error;
-    - batch_size: prompts per request, at `/completions` only, where it is 16 by default; a chat is one prompt;
+    - batch_size: prompts per request, at `/completions` only, where it is 16 by default; a chat is one prompt, and so
+      must be what llama-cpp-python is sent: 1;
     - extra: more fields for every request, such as {"chat_template_kwargs": {"enable_thinking": False}}; an index
       stores them, so no secrets here;
     - api_key: sent as a bearer token. Without it, OPENAI_API_KEY is read for openai.com, and likewise for DeepInfra,
@@ -73,6 +74,8 @@ class JudgeScorer(RemoteScorer):
     ) -> None:
         address = Address.of(url, JUDGE)
         remembered = address.remembered
+        if batch_size is None and "batch_size" in remembered:
+            batch_size = int(remembered["batch_size"]) if remembered["batch_size"].isdecimal() else 0
         for option, count in (("top_logprobs", top_logprobs), ("batch_size", batch_size)):
             if count is not None and count < 1:
                 raise InputError(f"{option} must be at least 1; got {count}.")
@@ -112,6 +115,7 @@ class JudgeScorer(RemoteScorer):
                 prompt=given_prompt,
                 instruction=self.instruction,
                 extra=self._extra,
+                batch_size=batch_size,
             ),
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
         )
@@ -133,6 +137,17 @@ class JudgeScorer(RemoteScorer):
         # The pairs of a query one after another, for servers that keep prefixes.
         waiting = [pair for group in by_query(pairs) for pair in group]
         return [waiting[at : at + self.batch_size] for at in range(0, len(waiting), self.batch_size)]
+
+    async def _send(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
+        try:
+            await super()._send(batch, scores)
+        except ScorerFailed as error:
+            if len(batch) > 1 and " answered 500 " in str(error):
+                raise ScorerFailed(
+                    f"{error} If this server takes one prompt a request, as llama-cpp-python does, give batch_size=1, "
+                    "or #batch_size=1 behind the URL."
+                ) from error
+            raise
 
     def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
         prompts = [self.render(query, item) for query, item in batch]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.money import Money, Price
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Pair, Query
+from adacur.arrays import FloatArray, IntArray
+from adacur.money import Money, Price
+from adacur.protocols import Scorer
+from adacur.records import Item, Pair, Query
 from adacur.scorers.calling import ascore, score_grid
 from adacur.scorers.prices import count_tokens, price_of, units_of
 from adacur.scorers.wrapping import Wrapping
@@ -89,5 +89,5 @@ def tokens_and_units(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[int, int]:
     of_query: dict[str, list[int]] = {}
     for at, (query, _) in enumerate(pairs):
         of_query.setdefault(query.text, []).append(at)
-    units = (units_of(price, scorer, [pairs[at] for at in some], counts[some]) for some in of_query.values())
+    units = (units_of(price, scorer, counts[some]) for some in of_query.values())
     return int(counts.sum()), sum(units)

@@ -10,16 +10,16 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from adacur.core.arrays import IntArray
-from adacur.core.errors import ScoreCountError
-from adacur.core.money import Price
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Pair, Query
+from adacur.arrays import IntArray
+from adacur.errors import ScoreCountError
+from adacur.money import Price
+from adacur.protocols import Scorer
+from adacur.records import Item, Pair, Query
 
 # Begin, separators, end, and what a service may put around a pair.
 _SPECIAL_TOKENS = 16
-# Cohere's search: one query with up to 100 documents; a document of more than 500 tokens counts once per piece of 500.
-_DOCUMENTS_PER_SEARCH, _TOKENS_PER_PIECE = 100, 500
+# Cohere's search: a request with one query and up to 100 documents.
+_PAIRS_PER_SEARCH = 100
 
 
 def _usd(amount: str, per: int, unit: str, seen: str, source: str) -> Price:
@@ -115,37 +115,21 @@ def price_of(scorer: Scorer) -> Price | None:
     return None
 
 
-def units_of(price: Price, scorer: Scorer, pairs: Sequence[Pair], tokens: IntArray) -> int:
-    """How many units a price counts for these pairs of one query when they are scored by one call of the scorer."""
-    if price.unit != "searches":
-        return len(pairs) if price.unit == "calls" else int(tokens.sum())
-    of_text: dict[str, int] = {}
-    for (_, item), n in zip(pairs, _pieces(pairs, tokens).tolist(), strict=True):
-        of_text[item.text] = max(n, of_text.get(item.text, 0))
-    sizes = (sum(of_text[item.text] for _, item in request) for request in _requests(scorer, pairs))
-    return sum(-(-size // _DOCUMENTS_PER_SEARCH) for size in sizes)
+def units_of(price: Price, scorer: Scorer, tokens: IntArray) -> int:
+    """How many units a price counts for pairs of one query, of so many tokens each, in one call of the scorer."""
+    if price.unit == "tokens":
+        return int(tokens.sum())
+    return -(-len(tokens) // pairs_per_unit(price, scorer))
 
 
-def units_per_pair(price: Price, scorer: Scorer, pairs: Sequence[Pair], tokens: IntArray) -> float:
-    """The same for a pair like these where calls are large: a search is shared by as many as a request takes."""
-    if price.unit != "searches":
-        return units_of(price, scorer, pairs, tokens) / len(pairs)
-    n_requests = len(_requests(scorer, pairs))
-    in_full = float(_pieces(pairs, tokens).mean()) / _DOCUMENTS_PER_SEARCH
-    return max(in_full, n_requests / len(pairs)) if n_requests > 1 else in_full
+def pairs_per_unit(price: Price, scorer: Scorer) -> int:
+    """How many pairs of a call one unit pays for, where the price is not by the token."""
+    if price.unit == "calls":
+        return 1
+    sizes = (getattr(layer, "batch_size", None) for layer in _layers(scorer))
+    return min([_PAIRS_PER_SEARCH, *(size for size in sizes if isinstance(size, int))])
 
 
-def _pieces(pairs: Sequence[Pair], tokens: IntArray) -> IntArray:
-    """How many documents each counts for. The query stands in every piece, of which it may take half."""
-    in_query = min(_bytes(pairs[0][0].text), _TOKENS_PER_PIECE // 2) if pairs else 0
-    return np.where(tokens <= _TOKENS_PER_PIECE, 1, -(-tokens // (_TOKENS_PER_PIECE - in_query)))
-
-
-def _requests(scorer: Scorer, pairs: Sequence[Pair]) -> Sequence[Sequence[Pair]]:
-    """The pairs of each request of a call: as the scorer says, else in hundreds."""
-    for layer in _layers(scorer):
-        if callable(send := getattr(layer, "requests", None)):
-            requests: Sequence[Sequence[Pair]] = send(pairs)
-            return requests
-    step = _DOCUMENTS_PER_SEARCH
-    return [pairs[at : at + step] for at in range(0, len(pairs), step)]
+def units_per_pair(price: Price, scorer: Scorer, tokens: IntArray) -> float:
+    """The same for a pair like these where calls are large."""
+    return float(tokens.mean()) if price.unit == "tokens" else 1 / pairs_per_unit(price, scorer)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import AdacurError, FileFormatError, InputError, StorageFull
+from adacur.arrays import FloatArray
+from adacur.errors import AdacurError, FileFormatError, InputError, StorageFull
 
 _APPLICATION = int.from_bytes(b"ACsc", "big")
 _VERSION = 1

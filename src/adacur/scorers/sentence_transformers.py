@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.extras import require
-from adacur.core.protocols import Reopening, ScorerCard
-from adacur.core.records import Pair
-from adacur.scorers.adapters import check_has
+from adacur.arrays import FloatArray
+from adacur.errors import InputError, ScorerFailed
+from adacur.protocols import Reopening, ScorerCard
+from adacur.records import Pair
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import tensors_digest, weights_hash, with_effect
@@ -60,7 +59,11 @@ class SentenceTransformersScorer(Closing):
             origin = str(model)
             model = _opened(self._folder, device=device)
         else:
-            check_has(model, "predict(pairs)", what="a sentence_transformers.CrossEncoder, its folder or its hub name")
+            if isinstance(model, type) or not callable(getattr(model, "predict", None)):
+                given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+                raise InputError(
+                    f"Expected a sentence_transformers.CrossEncoder, its folder or its hub name; got {given}."
+                )
             if device is not None:
                 raise InputError(f"device={device!r} is for a folder or a name; move the object: model.to({device!r}).")
             origin = str(getattr(getattr(model, "config", None), "_name_or_path", None) or "")

@@ -12,12 +12,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.protocols import Scorer
-from adacur.core.records import Pair
-from adacur.core.scores import check_scores, joined_pairs, scores_of
+from adacur.arrays import FloatArray
+from adacur.errors import InputError, ScorerFailed
+from adacur.protocols import Scorer
+from adacur.records import Pair
 from adacur.scorers.wrapping import Wrapping, shares_calls
+from adacur.scores import check_scores, joined_pairs, scores_of
 
 _PAIRS_PER_CALL = 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
-from adacur.core.protocols import Scorer, ScorerCard
+from adacur.protocols import AsyncScorer, Scorer, ScorerCard
 
 
 class Closing(ABC):
@@ -48,3 +48,13 @@ def shares_calls(scorer: Scorer) -> bool:
     function, a service or an object may charge for it.
     """
     return bool(getattr(scorer, "shares_calls", False))
+
+
+def runs_side_by_side(scorer: Scorer) -> bool:
+    """Whether this scorer, and the innermost one that it wraps, serve several callers at once when awaited."""
+    inner = scorer
+    while isinstance(wrapped := getattr(inner, "scorer", None), Scorer):
+        inner = wrapped
+    # A plain function can be awaited too, but its callers then share a queue.
+    awaited = isinstance(scorer, AsyncScorer) and isinstance(inner, AsyncScorer)
+    return awaited and bool(getattr(inner, "is_async", True))

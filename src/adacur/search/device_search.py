@@ -8,36 +8,50 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation import TopK, Uniform
-from adacur.approximation.acquisition import best_positions
-from adacur.approximation.device_posteriors import Promising
-from adacur.approximation.shared_posteriors import SharedPosteriors
-from adacur.core.arrays import BoolArray, FloatArray, IntArray, KeyArray
-from adacur.core.protocols import Acquisition, Approximation
-from adacur.search.adaptive import SHORTLIST, LockStep
-from adacur.search.methods import Plan
-from adacur.search.prospects import ROUNDING, SCORES_THAT_TELL, Prospects, keys_of
+from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
+from adacur.model import TopK, Uniform
+from adacur.model.acquire import best_positions
+from adacur.model.device_posteriors import Promising
+from adacur.model.shared_posteriors import SharedPosteriors
+from adacur.protocols import Acquisition, Approximation
+from adacur.records import Query
+from adacur.search.asktell import SHORTLIST, QueryBatch
+from adacur.search.candidates import ROUNDING, SCORES_THAT_TELL, Candidates
+from adacur.search.plan import Plan
 
 
 def chooses_on_device(plan: Plan, approximation: Approximation | None) -> bool:
     """Whether items are chosen where predictions live: not where predictions of other items are needed here too."""
-    # Items that a budget of tokens or money cannot pay must not be found again, and a device only knows scored ones.
-    may_drop = plan.spending is not None and plan.spending.is_limited
-    needs_others = plan.keep_predictions or plan.pool is not None or plan.first_share > 0 or may_drop
+    # Items that cannot be paid must not be found again, and a device only knows scored ones.
+    needs_others = plan.keeps or plan.purse.may_refuse
     return isinstance(approximation, SharedPosteriors) and isinstance(plan.acquisition, TopK) and not needs_others
 
 
-def device_prospects(plan: Plan, candidates: Sequence[IntArray], allowed: BoolArray) -> list[DeviceProspects]:
-    """The prospects of several queries; only the `allowed` items may be scored."""
-    n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
-    return [DeviceProspects(some, allowed, n_allowed, keys_of(plan)) for some in candidates]
+def batch_on_device(
+    plan: Plan,
+    queries: Sequence[Query],
+    k: int,
+    *,
+    found: Sequence[IntArray],
+    listed: Sequence[FloatArray],
+    allowed: BoolArray,
+    n_allowed: int,
+    keys: KeyArray,
+    first_weight: float,
+    approximation: Any,
+) -> BatchOnDevice:
+    """Searches of these queries, given what the first stage found; only the `allowed` items may be scored."""
+    candidates = [CandidatesOnDevice(some, allowed, n_allowed, keys) for some in found]
+    batch = BatchOnDevice(plan, queries, k, candidates=candidates, listed=listed, approximation=approximation)
+    batch.first_weight = first_weight
+    return batch
 
 
 @dataclass(slots=True, eq=False)
-class DeviceProspects(Prospects):
-    """The prospects of one query: the most promising items, as the device found them."""
+class CandidatesOnDevice(Candidates):
+    """The candidates of one query: the most promising items, as the device found them."""
 
-    candidates: IntArray
+    found: IntArray
     allowed: BoolArray
     n_allowed: int
     item_keys: KeyArray
@@ -48,15 +62,12 @@ class DeviceProspects(Prospects):
         return self.n_allowed - len(self._scored)
 
     def from_first(self, n: int) -> IntArray:
-        return self.candidates[~np.isin(self.candidates, self._scored)][:n] if n else self.candidates[:0]
+        return self.found[~np.isin(self.found, self._scored)][:n]
 
     def best(
-        self, n: int, *, acquisition: Acquisition, stream: int, without: IntArray, predicted: Promising
+        self, n: int, *, acquisition: Acquisition, stream: int, predicted: Promising
     ) -> tuple[IntArray, FloatArray]:
         positions, raised = predicted.positions, predicted.raised
-        if len(without):
-            others = ~np.isin(positions, without)
-            positions, raised = positions[others], raised[others]
         order = best_positions(raised, n, keys=self.item_keys[positions])
         return positions[order], raised[order]
 
@@ -77,10 +88,11 @@ class DeviceProspects(Prospects):
         return self.item_keys[positions]
 
 
-class DeviceLockStep(LockStep):
+class BatchOnDevice(QueryBatch):
     """Searches that step together, with one computation on the device for all of them."""
 
-    is_on_device = True
+    computes_together = True
+    first_weight = 0.0
 
     def wanted(self) -> SharedPosteriors | None:
         if self._predicted is not None or not self.goes_on or not any(search.rounds for search in self.searches):
@@ -97,14 +109,14 @@ class DeviceLockStep(LockStep):
 
     def _options(self) -> tuple[int, dict[str, Any]]:
         n = max((search.remaining[0] for search in self.searches if search.remaining), default=0)
-        if self._plan.stop_when is not None:
+        if self._plan.stop is not None:
             n = max(n, SHORTLIST)
-        prospects = self.searches[0].prospects
-        assert isinstance(prospects, DeviceProspects)
+        candidates = self.searches[0].candidates
+        assert isinstance(candidates, CandidatesOnDevice)
         return n, {
-            "candidates": [search.prospects.candidates for search in self.searches],
-            "first_weight": self._plan.first_weight,
+            "candidates": [search.candidates.found for search in self.searches],
+            "first_weight": self.first_weight,
             "scores_that_tell": SCORES_THAT_TELL,
             "rounding": ROUNDING,
-            "allowed": None if prospects.n_allowed == len(prospects.allowed) else prospects.allowed,
+            "allowed": None if candidates.n_allowed == len(candidates.allowed) else candidates.allowed,
         }

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adacur.core.arrays import BoolArray
-from adacur.core.errors import AdacurError, IndexLocked, InputError
-from adacur.core.protocols import FirstStage, Items, Scorer
-from adacur.core.records import Item, Query, as_queries, check_item
+from adacur.arrays import BoolArray
 from adacur.data import ItemFile, Passages
-from adacur.index import IndexFolder, On, Origin, Update, check_scorer, prune, updating
-from adacur.index.compressed import is_compressed
-from adacur.index.updates import repeatable
-from adacur.index.workers import check_workers
-from adacur.search.first_stages import update_first_stages
-from adacur.search.planning import Snapshot
+from adacur.errors import AdacurError, IndexLocked, InputError
+from adacur.protocols import FirstStage, Items, Scorer
+from adacur.records import Item, Query, as_queries, check_item
+from adacur.search.index_stages import update_first_stages
+from adacur.search.snapshot import Snapshot
 from adacur.search.tuned import TUNED, read_tunings
+from adacur.store import IndexFolder, On, Origin, Update, check_scorer, prune, updating
+from adacur.store.compressed import is_compressed
+from adacur.store.updates import repeatable
+from adacur.store.workers import check_workers
 
 if TYPE_CHECKING:
-    from adacur.search.anchor_index import AnchorIndex
+    from adacur.search.index import AnchorIndex
 
 _log = logging.getLogger("adacur.change")
 
@@ -226,16 +226,8 @@ def _log_calls(n_items: int, n_anchors: int) -> None:
 def writable_home(index: AnchorIndex) -> Path:
     """The folder of this version; refused where there is none, or where it must not be written to."""
     home = index.snapshot.home
-    if index.snapshot.engine is not None:
-        raise InputError(
-            f"This index is searched in {index.snapshot.engine.store.name}, and cannot be changed there. Open its "
-            "folder without store=, change it, and export it again."
-        )
-    if index.is_read_only:
-        raise InputError(
-            f"This index was opened for reading, and {index.path} stays as it is. Change a copy of that folder; of an "
-            "index of the hub, adacur.integrations.hub.from_pretrained(…, folder=…) makes one."
-        )
+    if not index.snapshot.in_memory:
+        raise InputError("The items of this index are in a vector engine: change them there.")
     if home is None:
         raise InputError("Only an index in a folder can be changed. Save it, and open that: index.save(path).")
     return home

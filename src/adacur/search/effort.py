@@ -1,6 +1,6 @@
 """How much to spend on a question: many small rounds, until going on is expected to find little more.
 
-How little is learned from replayed anchor queries by `tuning/effort.py`, and stored in tunings.
+How little is learned from replayed anchor queries by `replay/learned_effort.py`, and stored in tunings.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
+from adacur.arrays import FloatArray
+from adacur.errors import InputError
 
 # "auto", or the mean recall to reach.
 Effort = float | Literal["auto"]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import BoolArray
-from adacur.core.errors import EmptyInput, InputError, UnknownName
-from adacur.core.protocols import Items
-from adacur.core.records import Item
-from adacur.core.spelling import did_you_mean
+from adacur.arrays import BoolArray
+from adacur.errors import EmptyInput, InputError, UnknownName
+from adacur.protocols import Items
+from adacur.records import Item, field_names, field_of
+from adacur.spelling import did_you_mean
 
 # A function of an item, the ids of items, or metadata: {"lang": "en", "year": [2023, 2024]}, where a list means any of
-# these. "document" also finds items that are documents by themselves. A vector engine takes metadata, or a filter of
-# its own.
+# these and "metadata.lang" the lang in the dictionary metadata. "document" also finds items that are documents by
+# themselves. A vector engine takes metadata, or a filter of its own.
 Filter = Callable[[Item], bool] | Collection[str] | Mapping[str, Any]
 _ITEMS_PER_BLOCK = 4096
-_NAMES_SHOWN = 20
+_NAMES_SHOWN, _VALUES_SHOWN = 20, 3
+_KINDS = {str: "texts", int: "whole numbers", float: "numbers", bool: "true or false"}
+_MISSING = object()
 
 
 def allowed_by(filter_: Any, items: Items) -> BoolArray:
@@ -40,20 +42,36 @@ def allowed_by(filter_: Any, items: Items) -> BoolArray:
         except UnknownName as error:
             raise UnknownName(f"{error} A filter that names documents is {{'document': ['a', 'b']}}.") from None
     if not allowed.any():
-        raise EmptyInput(f"The filter leaves no item to search. {_hint(filter_, items)}")
+        raise nothing_passes(filter_, items.at(range(min(len(items), _ITEMS_PER_BLOCK))))
     return allowed
 
 
-def _hint(filter_: Any, items: Items) -> str:
-    """What to do; a name of metadata that no item has is likely a slip."""
+def nothing_passes(filter_: Any, some: Sequence[Item]) -> EmptyInput:
+    """What is said of a filter that leaves no item: a name of metadata that none of these has is likely a slip."""
+    return EmptyInput(f"The filter leaves no item to search. {_hint(filter_, some)}")
+
+
+def _hint(filter_: Any, some: Sequence[Item]) -> str:
     if isinstance(filter_, Mapping):
-        some = items.at(range(min(len(items), _ITEMS_PER_BLOCK)))
-        known = sorted({"document", *(str(name) for item in some for name in item.metadata)})
+        known = sorted({"document", *(name for item in some for name in field_names(item.metadata))})
         if unknown := [str(name) for name in filter_ if str(name) not in known]:
             near, shown = did_you_mean(unknown[0], known), known[:_NAMES_SHOWN]
             more = ", …" if len(known) > len(shown) else ""
             return f"No metadata are called {unknown[0]!r}.{near} There are: {', '.join(shown)}{more}."
+        for name, wanted in filter_.items():
+            allows = by_metadata({name: wanted})
+            if not any(allows(item) for item in some):
+                return f"None of {len(some):,} items looked at has {name}={wanted!r}; {_held(str(name), some)}."
     return "Widen it."
+
+
+def _held(name: str, items: Sequence[Item]) -> str:
+    """What a field holds: of which type, and some of the values."""
+    fields = (field_of({"document": item.document, **item.metadata}, name, None) for item in items)
+    values = [one for held in fields for one in (held if isinstance(held, list) else [held]) if one is not None]
+    kinds = dict.fromkeys(_KINDS.get(type(value), "other values") for value in values)
+    shown = ", ".join(list(dict.fromkeys(map(repr, values)))[:_VALUES_SHOWN])
+    return f"{name!r} holds {' and '.join(kinds)}, such as {shown}" if values else f"{name!r} holds no value"
 
 
 def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
@@ -61,7 +79,9 @@ def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
     # Sets, because there may be thousands of values to compare each item with.
     try:
         wanted = {
-            name: frozenset(map(_as_in_json, values if isinstance(values, list) else [values]))
+            name: frozenset(
+                map(_as_in_json, values if isinstance(values, list | tuple | set | frozenset) else [values])
+            )
             for name, values in where.items()
         }
     except TypeError as error:
@@ -69,7 +89,7 @@ def by_metadata(where: Mapping[str, Any]) -> Callable[[Item], bool]:
 
     def allows(item: Item) -> bool:
         about = {"document": item.document, **item.metadata}
-        return all(name in about and _has_one(about[name], values) for name, values in wanted.items())
+        return all(_has_one(field_of(about, name, _MISSING), values) for name, values in wanted.items())
 
     return allows
 

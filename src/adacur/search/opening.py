@@ -8,22 +8,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import InputError, UnknownOption
-from adacur.core.protocols import FirstStage, Scorer, ScorerCard
 from adacur.data import names
-from adacur.engines.store_urls import is_store_url, without_credentials
+from adacur.errors import InputError, UnknownOption
 from adacur.first_stages.encoders import encoder as open_encoder
-from adacur.index import Drift, IndexFolder, check_scorer
+from adacur.names import SEARCH_IN, SEARCH_LOG, WITHOUT_CREDENTIALS, is_store_url, named
+from adacur.protocols import FirstStage, Scorer, ScorerCard
+from adacur.scorers.by_name import is_function_name
+from adacur.scorers.by_name import scorer as open_scorer
 from adacur.scorers.consent import check_consent, check_not_from_here
-from adacur.scorers.opening import is_function_name
-from adacur.scorers.opening import scorer as open_scorer
-from adacur.search.anchor_index import AnchorIndex
-from adacur.search.engine_index import search_in
-from adacur.search.export import engine_snapshot
-from adacur.search.first_stages import open_first_stages
-from adacur.search.planning import Reopen, Snapshot
-from adacur.search.search_log import SearchLog
+from adacur.search.index import AnchorIndex, SearchWatcher
+from adacur.search.index_stages import open_first_stages
 from adacur.search.shipped import wikivital_folder
+from adacur.search.snapshot import Reopen
+from adacur.store import Drift, IndexFolder, check_scorer
 
 
 def load(
@@ -33,10 +30,9 @@ def load(
     encoder: Any = None,
     check: bool = True,
     device: str | None = None,
-    log: str | Path | SearchLog | None = None,
+    log: str | Path | SearchWatcher | None = None,
     learn_every: int | None = None,
     trust: bool = False,
-    store: Any = None,
     exact: bool = True,
 ) -> AnchorIndex:
     """Open an index folder, or the index that ships with adacur: "wikivital", 10,033 Wikipedia articles.
@@ -51,25 +47,27 @@ def load(
     - `check`: recognise a scorer whose weights differ or cannot be compared, for 32 calls;
     - `encoder`: replaces that of the dense first stage;
     - `device`: where "gaussian" searches hold the items' features and predict, e.g. "cuda"; by default numpy does;
-    - `store`: the vector engine that the index was exported to (`adacur.search.export`), or its URL: searches run
-      there, and nothing that grows with the items is held here. `exact=False` lets it use an index that may miss some;
+    - `exact`: False lets an engine use an index that may miss some items;
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for;
-      `adacur.search.refresh` makes anchor queries from it;
+      `adacur.extras.server.refresh` makes anchor queries from it;
     - `learn_every`: do so after every N logged searches, in the background; searches move on to the new version.
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()
     if isinstance(path, str) and is_store_url(path):
         if scorer is None:
-            raise InputError(f"{without_credentials(path)} names no scorer. Give one: scorer=…, or --scorer.")
-        if store is not None or device is not None:
-            raise InputError("store= and device= are for index folders; a collection is searched where it is.")
+            raise InputError(f"{named(WITHOUT_CREDENTIALS)(path)} names no scorer. Give one: scorer=…, or --scorer.")
+        if device is not None:
+            raise InputError("device= is for index folders; a collection is searched where it is.")
         if learn_every is not None:
             raise InputError("A collection of an engine cannot learn from its searches; leave learn_every out.")
-        return search_in(path, scorer=scorer, encoder=encoder, exact=exact, check=check, log=log)
+        opened_there: AnchorIndex = named(SEARCH_IN)(
+            path, scorer=scorer, encoder=encoder, exact=exact, check=check, log=log
+        )
+        return opened_there
     folder = IndexFolder.open(path)
     # A file that is not a log is refused before a search is paid for.
-    search_log = SearchLog(log) if isinstance(log, str | Path) else log
+    search_log = named(SEARCH_LOG)(log) if isinstance(log, str | Path) else log
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
     dual = open_encoder(encoder)
     index = open_folder(
@@ -80,7 +78,6 @@ def load(
         device=device,
         log=search_log,
         trust=trust,
-        snapshot=None if store is None else engine_snapshot(folder, store, encoder=dual, trust=trust, exact=exact),
     )
     if learn_every is not None:
         index.learn(learn_every)
@@ -95,10 +92,9 @@ def open_folder(
     check: bool,
     device: str | None = None,
     built: bool = False,
-    log: SearchLog | None = None,
+    log: SearchWatcher | None = None,
     drift: Drift | None = None,
     trust: bool = False,
-    snapshot: Snapshot | None = None,
 ) -> AnchorIndex:
     """An index on an opened folder; `built` says that the scorer is the one that built it."""
     if scorer is not None and check:
@@ -121,22 +117,22 @@ def open_folder(
         reopen=Reopen(scorer=named_scorer, first=first_stages),
         recognised=check or built,
         log=log,
-        snapshot=snapshot,
     )
 
 
 def _open_as_built(source: Any, card: ScorerCard | None) -> Scorer:
     """A scorer given by its name gets the options of the one that built the index, or it would not be recognised."""
-    if card is not None and isinstance(source, str | Path) and (options := _as_built(card)):
+    if card is not None and isinstance(source, str | Path) and (options := _as_built(card, source)):
         # Functions and services take none of these options.
         with contextlib.suppress(UnknownOption):
             return open_scorer(source, **options)
     return open_scorer(source)
 
 
-def _as_built(card: ScorerCard) -> dict[str, Any]:
-    """The options on a card that decide the scores."""
-    options = {"max_item_tokens": card.max_item_tokens, "prompt": card.prompt, "readout": card.readout}
+def _as_built(card: ScorerCard, source: object) -> dict[str, Any]:
+    """The options on a card that decide the scores; a function is known to caches by its name."""
+    name = card.name if card.backend == "function" and card.source == source else None
+    options = {"max_item_tokens": card.max_item_tokens, "prompt": card.prompt, "readout": card.readout, "name": name}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -149,7 +145,7 @@ def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Sco
         )
     limit = {} if card.max_tokens is None else {"max_tokens": card.max_tokens}
     # A service has its own limit and takes none from us.
-    options = {} if card.backend == "http" else limit | _as_built(card)
+    options = {} if card.backend == "http" else limit | _as_built(card, card.source)
     source = card.name if card.source is None else card.source
     if source not in names():
         check_consent(source, what="scorer", folder=folder.path, trust=trust)

@@ -6,21 +6,20 @@ scores lower, which is a rank and not a probability.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from adacur.approximation.item_factors import ScoreScale
-from adacur.core.arrays import BoolArray, FloatArray
-from adacur.core.errors import DamagedIndex, InputError
-from adacur.core.protocols import AnchorScores
-from adacur.core.records import Query
-from adacur.data.stored import read_record, read_versioned
-from adacur.index import IndexFolder
+from adacur.arrays import BoolArray, FloatArray
+from adacur.data.stored import read_record, read_versioned, sealed_json
+from adacur.errors import DamagedIndex, InputError
+from adacur.model.item_factors import ScoreScale
+from adacur.protocols import AnchorScores
+from adacur.records import Query
 from adacur.search.tuned import anchors_digest
+from adacur.store import IndexFolder
 
 RELEVANCE = "relevance.json"
 ANSWERED, DOUBTFUL, NOTHING_FOUND = "answered", "doubtful", "nothing found"
@@ -186,13 +185,13 @@ def read_relevance(folder: Path | None, anchors: AnchorScores, *, compute: bool 
 def as_stored(relevance: Relevance, *, anchor_queries: Sequence[Query]) -> str:
     """The text of the file that `read_relevance` reads."""
     data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": anchors_digest(anchor_queries)}
-    return json.dumps(data | {"relevance": asdict(relevance)}, indent=1)
+    return sealed_json(data | {"relevance": asdict(relevance)})
 
 
 def _stored(file: Path, anchor_queries: Sequence[Query]) -> Relevance | None:
     try:
         without = "relevance then follows from the anchor scores"
-        data = read_versioned(file, type_=_TYPE, newest=_FORMAT, without=without)
+        data = read_versioned(file, type_=_TYPE, format_=_FORMAT, without=without)
         relevance = read_record(Relevance, data["relevance"])
         return relevance if str(data["anchors_digest"]) == anchors_digest(anchor_queries) else None
     except FileNotFoundError:

@@ -13,45 +13,32 @@ import asyncio
 import math
 import threading
 import time
-import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
-from adacur.approximation.acquisition import best_positions
-from adacur.approximation.rank_slopes import RANKS_THAT_COUNT
-from adacur.approximation.shared_posteriors import SharedPosteriors
-from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import BudgetError, EngineRefused, EngineUnavailable, InputError
-from adacur.core.protocols import Ranking, Scorer
-from adacur.core.records import Pair, Query, as_queries
-from adacur.core.results import Hits, Trace
-from adacur.core.scores import PairsAt, joined_pairs, score_pairs
-from adacur.first_stages import Placed
+from adacur.arrays import FloatArray, IntArray
+from adacur.errors import AdacurError, InputError
+from adacur.protocols import Scorer
+from adacur.records import Pair, Query, as_queries
+from adacur.results import Hits, Trace
 from adacur.scorers.calling import ascore
-from adacur.search.adaptive import LockStep
-from adacur.search.device_search import DeviceLockStep, chooses_on_device, device_prospects
-from adacur.search.engine_items import EngineWarning
-from adacur.search.engine_search import begin_in_engine
-from adacur.search.filters import allowed_by
-from adacur.search.fusion import LISTED, listed_by
-from adacur.search.methods import Plan
-from adacur.search.prospects import memory_prospects
-from adacur.search.relevance import above_floors, verdict_on
+from adacur.scores import PairsAt, joined_pairs, score_pairs
+from adacur.search.asktell import AskTell, QueryBatch
+from adacur.search.finish import Answer
+from adacur.search.plan import Plan
 from adacur.search.sharing import Sharing
-from adacur.search.spending import Payments
+from adacur.search.spending import Wallets
 
-# Limits of what queries that move together hold in memory: predictions, the pairs of one scorer call, covariances of
-# scored items, and the first stages' ranks.
-_PREDICTIONS_AT_ONCE = 50_000_000
+# The most pairs of one scorer call.
 _PAIRS_AT_ONCE = 200_000
-_SQUARES_AT_ONCE = 25_000_000
-_RANKS_AT_ONCE = 5_000_000
-# Half of fewer queries would not keep a device busy.
+# Half of fewer queries would not keep another processor busy.
 _WORTH_HALVING = 64
 
 
@@ -68,16 +55,22 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
         with _setting(given_up):
             rounds = Rounds()
             joined = rounds.join(plan, some, k, started=started)
-            while not given_up.is_set() and rounds.step():
-                pass
-            return joined.hits()
+            with joined.failing():
+                while not given_up.is_set() and rounds.step():
+                    pass
+            return joined.so_far() if given_up.is_set() else joined.hits()
 
     if len(queries) < _WORTH_HALVING or not getattr(plan.scorer, "works_aside", False):
         return answers(queries)
-    # While the device scores one half's pairs, this processor chooses the other half's.
+    # While one half's pairs are scored elsewhere, this processor chooses the other half's.
     half = len(queries) // 2
     with ThreadPoolExecutor(2) as threads, _setting(given_up):
-        return [hits for some in threads.map(answers, (queries[:half], queries[half:])) for hits in some]
+        halves = [threads.submit(answers, some) for some in (queries[:half], queries[half:])]
+        try:
+            return [hits for one in halves for hits in one.result()]
+        except AdacurError as error:
+            error.hits = [hits for one in halves for hits in getattr(one.exception(), "hits", ()) or one.result()]
+            raise
 
 
 @contextmanager
@@ -95,32 +88,28 @@ def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None
     rounds = Rounds()
     joined = rounds.join(plan, [query], k, started=started)
     goes_on = True
-    while goes_on:
-        goes_on = rounds.step()
-        if joined.has_news:
-            yield joined.hits()[0]
-
-
-async def asearch(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
-    """Like `search`, without blocking the event loop. The trace's scorer seconds then count the wait for the scores."""
-    rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, queries, k, started=started)
-    while await rounds.astep():
-        pass
-    return await asyncio.to_thread(joined.hits)
+    with joined.failing():
+        while goes_on:
+            goes_on = rounds.step()
+            if joined.has_news:
+                yield joined.hits()[0]
 
 
 async def asearch_iter(
-    plan: Plan, query: Query | str, k: int, *, started: float | None = None
-) -> AsyncGenerator[Hits, None]:
-    """Like `search_iter`, without blocking the event loop."""
+    plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None, every_round: bool = True
+) -> AsyncGenerator[list[Hits], None]:
+    """Hits of all queries after each round, or at the end only; the event loop goes on meanwhile.
+
+    The trace's scorer seconds then count the wait for the scores.
+    """
     rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, [query], k, started=started)
+    joined = await asyncio.to_thread(rounds.join, plan, queries, k, started=started)
     goes_on = True
-    while goes_on:
-        goes_on = await rounds.astep()
-        if joined.has_news:
-            yield (await asyncio.to_thread(joined.hits))[0]
+    with joined.failing():
+        while goes_on:
+            goes_on = await rounds.astep()
+            if joined.has_news if every_round else not goes_on:
+                yield await asyncio.to_thread(joined.hits)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,18 +120,20 @@ class Rounds:
     """
 
     _scorer: Scorer | None = None
-    _arriving: deque[JoinedSearch] = field(default_factory=deque)
-    _under_way: list[JoinedSearch] = field(default_factory=list)
+    _arriving: deque[RunningSearch] = field(default_factory=deque)
+    _under_way: list[RunningSearch] = field(default_factory=list)
     _sharing: Sharing = field(default_factory=Sharing)
 
-    def join(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> JoinedSearch:
+    def join(
+        self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None
+    ) -> RunningSearch:
         """Begin a search for these queries: asks the first stage, and calls no scorer.
 
         `started` is the `time.monotonic()` at which the plan's deadline began to run: by default, now.
         """
         if self._scorer is not None and plan.scorer is not self._scorer:
             raise InputError("Searches that step together must have the same scorer; this one has another.")
-        joined = JoinedSearch(plan, queries, k, started=started)
+        joined = RunningSearch(plan, queries, k, started=started)
         self._scorer = plan.scorer
         self._arriving.append(joined)
         return joined
@@ -175,18 +166,20 @@ class Rounds:
         return shares, joined_pairs([search.next_pairs(n, by_position=by_position) for search, n in shares])
 
     def _next_shares(self) -> list[_Share]:
-        """How many pairs of each search are in the next call: all that wait, or what the tightest deadline affords."""
+        """The searches of the next call, and how many of their pairs: all that wait, or what deadlines afford."""
         while self._arriving:
             self._under_way.append(self._arriving.popleft())
         while True:
             self._under_way = [search for search in self._under_way if search.advance()]
-            shares = self._sharing.shares(self._under_way)
-            paid = [search.payable(n) for search, n in zip(self._under_way, shares, strict=True)]
-            if all(paid):
-                return list(zip(self._under_way, paid, strict=True))
-            for search, n in zip(self._under_way, shares, strict=True):
-                if not n:
-                    search.stop()
+            given = list(zip(self._under_way, self._sharing.shares(self._under_way), strict=True))
+            late = [search for search, n in given if n is None]
+            for search in late:
+                search.stop()
+            paid = [(search, search.payable(n)) for search, n in given if n]
+            if not late and all(n for _, n in paid):
+                # Who waits for a later call stands first then.
+                self._under_way = [search for search, n in given if not n] + [search for search, _ in paid]
+                return paid
 
     def _accept(self, shares: Sequence[_Share], scores: FloatArray, seconds: float) -> None:
         self._sharing.note(len(scores), seconds)
@@ -195,35 +188,22 @@ class Rounds:
             search.accept(part, seconds=seconds * n / len(scores))
 
 
-class JoinedSearch:
+class RunningSearch:
     """A search that takes part in `Rounds`. Its queries move in groups that fit into memory, one after another.
 
-    `steps` are the searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank).
+    `batch` are the searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank).
     `has_news`: a round has ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
         self._started = time.monotonic() if started is None else started
-        if plan.pool is not None and plan.pool < k:
-            raise BudgetError(
-                f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={plan.pool}."
-            )
+        self._until = math.inf
         self._plan = plan
         self._k = k
-        everyone, n_items = as_queries(queries), len(plan.items)
-        # A broadcast value takes no memory. An engine filters by itself.
-        self._allowed: BoolArray = np.broadcast_to(np.True_, n_items)
-        if plan.filter is not None and plan.engine is None:
-            self._allowed = allowed_by(plan.filter, plan.items)
-        calls = min(plan.calls, n_items)
-        limits = [_PAIRS_AT_ONCE // calls]
-        if plan.engine is None:
-            limits.append(_PREDICTIONS_AT_ONCE // n_items)
-        if plan.approximator is not None:
-            limits.append(_SQUARES_AT_ONCE // calls**2)
-        if plan.first is not None and plan.uses_ranks:
-            limits.append(_RANKS_AT_ONCE // (plan.first.n_stages * min(RANKS_THAT_COUNT, n_items)))
-        together = max(1, min(limits))
+        self._queries = everyone = as_queries(queries)
+        self._place = plan.candidates.open(plan, k)
+        calls = max(1, min(plan.purse.calls, len(plan.items)))
+        together = max(1, min(self._place.together, _PAIRS_AT_ONCE // calls))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
         self._has_ended = not everyone
         self._finished: list[Hits] = []
@@ -235,14 +215,15 @@ class JoinedSearch:
     def _begin(self, queries: list[Query]) -> None:
         """Ask the first stage for the candidates of a group, and begin its searches."""
         before = time.monotonic()
-        self.steps: LockStep
-        if self._plan.engine is not None:
-            self.steps, self._first_scores = begin_in_engine(self._plan, queries, self._k)
-        else:
-            self.steps, self._first_scores = _begin_in_memory(self._plan, queries, self._k, self._allowed)
-        self._payments: Payments | None = None
-        if self._plan.spending is not None:
-            self._payments = Payments(self._plan, self.steps, refuses=not self._finished)
+        if (deadline := self._plan.purse.deadline) is not None:
+            # Later groups must find their share of the time.
+            left = self._started + deadline - before
+            self._until = before + left * len(queries) / (len(queries) + sum(map(len, self._groups)))
+        self.batch: QueryBatch = self._place.begin(queries)
+        self._wallets: Wallets | None = None
+        if self.batch.searches[0].purse.sees_pairs:
+            knows_items = self._place.by_position
+            self._wallets = Wallets(self.batch, refuses=not self._finished, knows_items=knows_items)
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
         self._scores: list[list[float]] = []
@@ -250,11 +231,11 @@ class JoinedSearch:
         self._round_seconds = 0.0
         self.waiting: list[tuple[int, int]] = []
         # A search that scores nothing has an answer all the same.
-        self.has_news = not self.steps.goes_on
+        self.has_news = not self.batch.goes_on
 
     def payable(self, n: int) -> int:
         """How many of the next n pairs can be paid if a call has only these; a query that cannot pay ends here."""
-        if self._payments is not None and (ended := self._payments.unpaid(self.waiting[:n])):
+        if self._wallets is not None and self._plan.purse.by_call and (ended := self._wallets.unpaid(self.waiting[:n])):
             n -= sum(query in ended for query, _ in self.waiting[:n])
             self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
             if not self.waiting:
@@ -266,48 +247,39 @@ class JoinedSearch:
         if not self.has_news:
             return self._finished + self._hits
         self.has_news = False
-        plan, searches, settings = self._plan, self.steps.searches, self._plan.settings()
-        predicted = self.steps.final_predictions() if plan.keep_predictions else None
+        settings = self._plan.settings()
+        predicted = self.batch.final_predictions() if self._plan.keeps else None
         self._hits = []
-        for at, search in enumerate(searches):
-            positions, scores, rounds = search.best(self._k if plan.fuse is None else len(plan.items))
-            fused = None
-            if plan.fuse is not None:
-                listed, listed_scores = search.prospects.candidates, self._first_scores[at]
-                values = plan.fuse.values(scores, positions, listed=listed, listed_scores=listed_scores)
-                order = best_positions(values, self._k, keys=search.prospects.keys(positions))
-                positions, scores, rounds, fused = positions[order], scores[order], rounds[order], values[order]
-            relevance = None if plan.relevance is None else plan.relevance.of(scores)
-            kept = above_floors(scores, relevance, min_relevance=plan.min_relevance, min_score=plan.min_score)
-            if not kept.all():
-                positions, scores, rounds = positions[kept], scores[kept], rounds[kept]
-                fused, relevance = (None if one is None else one[kept] for one in (fused, relevance))
-            items = tuple(self.steps.items_at(positions.tolist()))
-            self._hits.append(
-                Hits(
-                    query=search.query,
-                    ids=tuple(item.id for item in items),
-                    scores=scores,
-                    rounds=tuple(rounds.tolist()),
-                    items=items,
-                    trace=search.trace(
-                        settings=settings, approximate_scores=None if predicted is None else predicted[at]
-                    ),
-                    fused=fused,
-                    relevance=relevance,
-                    verdict=verdict_on(scores, plan.relevance),
-                )
-            )
+        for at, search in enumerate(self.batch.searches):
+            answer = self._answer(at, search)
+            for step in self._plan.finish:
+                answer = step(answer)
+            kept = None if predicted is None else predicted[at]
+            self._hits.append(answer.hits(search.trace(settings=settings, approximate_scores=kept)))
         return self._finished + self._hits
+
+    def _answer(self, at: int, search: AskTell) -> Answer:
+        positions, scores, rounds = search.best()
+        return Answer(
+            search.query,
+            self._k,
+            positions,
+            scores,
+            rounds,
+            listed=search.candidates.found,
+            listed_scores=self.batch.listed[at] if self.batch.listed else np.empty(0),
+            items_at=self.batch.items_at,
+            keys_of=search.candidates.keys,
+        )
 
     def advance(self) -> bool:
         """Choose the next round's items where the last round has ended; False when the search has ended."""
         while not self._has_ended:
             if not self.waiting:
-                self._positions = self.steps.ask(seconds=self._first_seconds)
-                if self._payments is not None:
-                    # In place, because the steps share this list.
-                    self._positions[:] = [self._payments.affordable(*one) for one in enumerate(self._positions)]
+                self._positions = self.batch.ask(seconds=self._first_seconds)
+                if self._wallets is not None:
+                    # In place, because the batch shares this list.
+                    self._positions[:] = [self._wallets.afforded(*one) for one in enumerate(self._positions)]
                 self._scores = [[] for _ in self._positions]
                 self._round_seconds = 0.0
                 # By rank first: if time runs out, every query has had its most promising items scored.
@@ -317,10 +289,10 @@ class JoinedSearch:
                 )
             if self.waiting:
                 return True
-            if self.steps.goes_on:
-                # All items of this round have gone from an engine.
+            if self.batch.goes_on:
+                # All items of this round are gone.
                 continue
-            if self.steps.ended_early or not any(search.rounds for search in self.steps.searches):
+            if self.batch.ended_early or not (self._hits or any(search.rounds for search in self.batch.searches)):
                 self.has_news = True
             if not self._groups:
                 return False
@@ -328,27 +300,55 @@ class JoinedSearch:
             self._begin_next_group()
         return False
 
-    def wanted(self) -> SharedPosteriors | None:
-        """What the next `advance` needs from a device, so that it can be computed with others'; None for nothing."""
-        return None if self.waiting else self.steps.wanted()
+    def wanted(self) -> Any:
+        """What the next `advance` needs, if it can be computed with others'; None for nothing."""
+        return None if self._has_ended or self.waiting else self.batch.wanted()
 
     def _begin_next_group(self) -> None:
         queries = self._groups.popleft()
         try:
             self._begin(queries)
-        except (EngineRefused, EngineUnavailable) as error:
-            warnings.warn(f"{error} The other queries have no hits.", EngineWarning, stacklevel=2)
-            trace = Trace(stopped="engine", settings=self._plan.settings())
+        except AdacurError as error:
+            if (why := self._place.gave_up(error)) is None:
+                raise
+            trace = Trace(stopped=why, settings=self._plan.settings())
             left = [*queries, *(query for group in self._groups for query in group)]
             self._finished += [Hits(query, ids=(), scores=np.empty(0), trace=trace) for query in left]
             self._groups.clear()
             self._has_ended = True
 
-    def stop(self) -> None:
-        """End this group here, because its deadline affords no more."""
-        self.steps.stop()
-        self.waiting = []
-        self.accept(np.empty(0), seconds=0.0)
+    def stop(self, why: str = "deadline") -> None:
+        """End this group here, because its deadline affords no more, or by an "error"."""
+        self.batch.stop(why)
+        if self.waiting:
+            self.waiting = []
+            self.accept(np.empty(0), seconds=0.0)
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """An error that ends the search in this block carries the hits so far."""
+        try:
+            yield
+        except AdacurError as error:
+            error.hits = self.so_far(getattr(error, "scored", {}))
+            raise
+
+    def so_far(self, scored: Mapping[Pair, float] | None = None) -> list[Hits]:
+        """End here by an error: what each query has found, which for queries of later groups is nothing.
+
+        `scored` has scores of pairs that wait for them; those up to the first without one are taken.
+        """
+        # Whatever else fails, the caller gets the error that ended the search.
+        with suppress(Exception):
+            if scored:
+                scores = takewhile(lambda one: one is not None, map(scored.get, self.next_pairs(self.n_waiting)))
+                self.accept(np.array(list(scores)), seconds=0.0)
+            self.stop("error")
+            self.has_news = True
+            self.hits()
+        found = {hits.query: hits for hits in self._finished + self._hits}
+        nothing = Trace(stopped="error", settings=self._plan.settings())
+        return [found[one] if one in found else Hits(one, (), np.empty(0), trace=nothing) for one in self._queries]
 
     @property
     def n_waiting(self) -> int:
@@ -358,92 +358,45 @@ class JoinedSearch:
     @property
     def n_queries(self) -> int:
         """How many queries move together now."""
-        return len(self.steps.searches)
+        return len(self.batch.searches)
 
     @property
     def least(self) -> int:
         """Pairs to score even past the deadline: one per query, so that there is an answer; 0 once there is one."""
-        return 0 if self._n_scored or self._plan.deadline is None else self.n_queries
+        return 0 if self._n_scored or self._plan.purse.deadline is None else self.n_queries
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline; infinite without one."""
-        if self._plan.deadline is None:
-            return math.inf
-        return self._plan.deadline - (time.monotonic() - self._started)
+        """Seconds until this group's part of the deadline is over; infinite without one."""
+        return self._until - time.monotonic()
 
     def next_pairs(self, n: int, *, by_position: bool = False) -> Sequence[Pair]:
         """The next n pairs to score; `by_position` avoids looking up texts, where possible."""
-        now, searches = self.waiting[:n], self.steps.searches
+        now, searches = self.waiting[:n], self.batch.searches
+        if self._wallets is not None:
+            # Read once, when they were priced.
+            return [(searches[at].query, self._wallets.item(at, rank)) for at, rank in now]
         positions = [int(self._positions[query][rank]) for query, rank in now]
-        # In an engine, positions are numbers of this group alone.
-        if by_position and self._plan.engine is None:
+        if by_position and self._place.by_position:
             query_of = np.array([query for query, _ in now], np.intp)
             queries = [search.query for search in searches]
             return PairsAt(self._plan.items, queries, query_of, np.array(positions, np.intp))
-        items = self.steps.items_at(positions)
+        items = self.batch.items_at(positions)
         return [(searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Take the scores of the next pairs."""
         self._round_seconds += seconds
         self._n_scored += len(scores)
-        if self._payments is not None:
-            self._payments.pay(self.waiting[: len(scores)])
+        if self._wallets is not None:
+            self._wallets.pay(self.waiting[: len(scores)])
         for (query, _), score in zip(self.waiting[: len(scores)], scores.tolist(), strict=True):
             self._scores[query].append(score)
         self.waiting = self.waiting[len(scores) :]
         if not self.waiting:
-            self.steps.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
+            self.batch.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
 
 
 # A search, and how many of its pairs take part in a call.
-_Share = tuple[JoinedSearch, int]
-
-
-def _begin_in_memory(plan: Plan, queries: list[Query], k: int, allowed: BoolArray) -> tuple[LockStep, list[FloatArray]]:
-    """Ask the first stage, and begin a search of each query; also the first stage's scores, where these are fused."""
-    candidates, answers, lists = _candidates(plan, queries, allowed)
-    approximation = None
-    if plan.approximator is not None and plan.anchors is not None:
-        ranks = {"ranks": lists} if plan.uses_ranks else {}
-        approximation = plan.approximator.begin(plan.anchors, queries, **ranks)
-    steps: LockStep
-    if chooses_on_device(plan, approximation):
-        device = device_prospects(plan, candidates, allowed)
-        steps = DeviceLockStep(plan, queries, k, prospects=device, approximation=approximation)
-    else:
-        memory = memory_prospects(plan, candidates, allowed)
-        steps = LockStep(plan, queries, k, prospects=memory, approximation=approximation)
-    return steps, [listed_by(answer, allowed=allowed)[1] for answer in answers if plan.fuse]
-
-
-def _candidates(
-    plan: Plan, queries: Sequence[Query], allowed: BoolArray
-) -> tuple[list[IntArray], list[Ranking], list[list[IntArray]]]:
-    """The first stage's best allowed positions per query, best first, as many as a search needs.
-
-    Also its answers, and the answers of each of the stages that it joins, as positions.
-    """
-    if not isinstance(plan.first, Placed):
-        return [np.empty(0, dtype=np.intp) for _ in queries], [], []
-    n_allowed = len(allowed) if plan.filter is None else int(np.count_nonzero(allowed))
-    affordable = min(plan.calls, n_allowed)
-    n = plan.pool or (affordable if plan.first_share else plan.batch_sizes(affordable)[0])
-    if plan.first_weight:
-        n = max(n, min(RANKS_THAT_COUNT, n_allowed))
-    if plan.fuse:
-        n = max(n, min(LISTED, n_allowed))
-    # Ranks are among all items, filtered or not.
-    k = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n
-    while True:
-        answers, lists = plan.first.search_parts(queries, k)
-        candidates = [positions[allowed[positions]] for positions, _ in answers]
-        short = any(
-            len(some) < n and len(answer.positions) >= k for some, answer in zip(candidates, answers, strict=True)
-        )
-        if not short or k >= len(allowed):
-            return candidates, answers, lists
-        # The filter leaves too few: ask for more.
-        k = min(4 * k, len(allowed))
+_Share = tuple[RunningSearch, int]

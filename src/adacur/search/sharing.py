@@ -5,60 +5,107 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from adacur.search.rounds import JoinedSearch
+    from adacur.search.rounds import RunningSearch
 
 _CALLS_THAT_COUNT = 8
 _SHARE_OF_TIME_LEFT = 0.8
-# A call of fewer pairs hardly takes less time on a model; no deadline makes the calls of others smaller than this.
-_SMALL_CALL = 64
 # The pairs of the first call, while the pace is unknown, where calls have a time limit.
 _FIRST_CALL = 256
+# A few calls of about one size, and the noise of a busy machine, look like a scorer that takes nothing for a pair.
+_LEAST_FOR_PAIRS = 0.25
+# Who has this much longer should not get tiny calls because of the last moments of others.
+_MUCH_LONGER = 2
 
 
 class Sharing:
-    """Divides the next call between searches, by the pace of the last calls.
+    """Divides what the scorer can do before the searches' deadlines, by the pace of the last calls.
 
-    A call holds at most `pairs`, and about as many as take `seconds`, so that no search waits long for the next.
+    A call holds at most `pairs`, and about as many as take `seconds`, so that no search waits long for the next. A call
+    under way is never stopped. With `apart` a call holds the pairs of one search only, and the others wait for its end.
     """
 
-    def __init__(self, *, pairs: float = math.inf, seconds: float = math.inf) -> None:
+    def __init__(self, *, pairs: float = math.inf, seconds: float = math.inf, apart: bool = False) -> None:
         self._pairs = pairs
         self._seconds = seconds
+        self._apart = apart
         self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS_THAT_COUNT)
 
     def note(self, n_pairs: int, seconds: float) -> None:
         """A call of this many pairs took these seconds."""
         self._calls.append((n_pairs, seconds))
 
-    def shares(self, searches: Sequence[JoinedSearch]) -> list[int]:
-        """How many pairs of each search the next call scores; 0 for a search whose deadline affords no more.
+    def shares(self, searches: Sequence[RunningSearch], *, n_others: int = 0) -> list[int | None]:
+        """How many pairs of each search the next call scores.
 
-        A deadline limits the whole call, since all of it is waited for, but never to less than a small call of the
-        others' pairs: a search that cannot wait for that much ends with what it has.
+        0 for a search that waits for a later call; None for one whose deadline affords no more. Who has no answer yet
+        comes first, then who stands first. `n_others` are about to ask again.
         """
-        # Seconds per pair of the last calls; None before the first.
-        n_pairs = sum(n for n, _ in self._calls)
-        pace = max(sum(seconds for _, seconds in self._calls) / n_pairs, 1e-9) if n_pairs else None
-        in_time = max(_SMALL_CALL, self._seconds / pace) if pace else _FIRST_CALL
-        limit = min(self._pairs, math.inf if math.isinf(self._seconds) else in_time)
-        n_waiting = sum(search.n_waiting for search in searches)
-        wanted = [search.n_waiting for search in searches]
-        for at, search in enumerate(searches):
-            if math.isinf(search.seconds_left):
-                continue
-            if pace is None:
-                # One pair per query tells how fast the scorer is.
-                limit = min(limit, search.n_queries)
-                continue
-            affordable = _SHARE_OF_TIME_LEFT * search.seconds_left / pace
-            if affordable >= 1 + min(_SMALL_CALL, n_waiting - search.n_waiting):
-                limit = min(limit, affordable)
-            else:
-                wanted[at] = min(search.n_waiting, search.least)
-        return _fair(wanted, [max(1, search.least) for search in searches], limit)
+        pace = self._pace()
+        late = [pace is not None and self._is_late(one, searches, pace) for one in searches]
+        shares: list[int | None] = [None if late[at] and not one.least else 0 for at, one in enumerate(searches)]
+        turns = sorted((at for at, n in enumerate(shares) if n == 0), key=lambda at: not searches[at].least)
+        if not turns:
+            return shares
+        in_time = [one for at, one in enumerate(searches) if not late[at] and math.isfinite(one.seconds_left)]
+        n_turns = len(turns) + n_others
+        turns = turns[:1] if self._apart else turns
+        limit = self._limit(in_time, pace, n_calls=n_turns if self._apart else 1)
+        if pace is None and in_time:
+            # One pair per query tells how fast the scorer is.
+            limit = min(limit, len(turns) * min(one.n_queries for one in in_time))
+        elif pace is not None and self._apart:
+            # Less would hardly take less time.
+            own = pace.pairs_in(_SHARE_OF_TIME_LEFT * searches[turns[0]].seconds_left)
+            limit = max(limit, min(own, pace.call / pace.pair))
+        least = [max(1, searches[at].least) for at in turns]
+        n_in = max(1, sum(n <= limit for n in accumulate(least)))
+        wanted = [searches[at].least if late[at] else searches[at].n_waiting for at in turns[:n_in]]
+        for at, n in zip(turns, _fair(wanted, least, limit), strict=False):
+            shares[at] = n
+        return shares
+
+    def _is_late(self, search: RunningSearch, searches: Sequence[RunningSearch], pace: _Pace) -> bool:
+        """Whether this search's deadline affords no call that would be worth its while to the others in it."""
+        patient = 0
+        if not self._apart:
+            patient = sum(one.n_waiting for one in searches if one.seconds_left > _MUCH_LONGER * search.seconds_left)
+        pairs_seconds = max(pace.pair, min(pace.call, patient * pace.pair))
+        return _SHARE_OF_TIME_LEFT * search.seconds_left < pace.call + pairs_seconds
+
+    def _limit(self, in_time: Sequence[RunningSearch], pace: _Pace | None, *, n_calls: int) -> float:
+        """The most pairs of a call, if as many calls like it must end before any of these deadlines."""
+        if pace is None:
+            return min(self._pairs, math.inf if math.isinf(self._seconds) else _FIRST_CALL)
+        # At least half of a call is spent on its pairs.
+        most = max(self._seconds, 2 * pace.call)
+        seconds = min([most, *(_SHARE_OF_TIME_LEFT * one.seconds_left / n_calls for one in in_time)])
+        return min(self._pairs, max(1.0, pace.pairs_in(seconds)))
+
+    def _pace(self) -> _Pace | None:
+        """The straight line through the last calls; None before the first."""
+        n_pairs, seconds = (sum(column) for column in zip(*self._calls, strict=True)) if self._calls else (0, 0.0)
+        if not n_pairs:
+            return None
+        mean, each = n_pairs / len(self._calls), max(seconds / n_pairs, 1e-9)
+        spread = sum((n - mean) ** 2 for n, _ in self._calls)
+        slope = sum((n - mean) * taken for n, taken in self._calls) / spread if spread else each
+        pair = min(each, max(slope, _LEAST_FOR_PAIRS * each))
+        return _Pace(call=(each - pair) * mean, pair=pair)
+
+
+class _Pace(NamedTuple):
+    """What a scorer takes: seconds for a call, and more for each of its pairs."""
+
+    call: float
+    pair: float
+
+    def pairs_in(self, seconds: float) -> float:
+        """How many pairs a call of this length holds."""
+        return (seconds - self.call) / self.pair
 
 
 def _fair(wanted: Sequence[int], least: Sequence[int], limit: float) -> list[int]:

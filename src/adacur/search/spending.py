@@ -1,24 +1,23 @@
-"""Budgets of tokens and money: what a query may spend beside its calls, what it has spent, and what a call may hold."""
+"""What a query may spend: calls, tokens, money, time. A search asks its purse what it can afford, and pays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from adacur.core.arrays import BoolArray, IntArray
-from adacur.core.budget import Budget
-from adacur.core.errors import BudgetError
-from adacur.core.money import Money, Price
-from adacur.core.protocols import Items, Scorer
-from adacur.core.records import Item, Query
-from adacur.scorers.prices import count_tokens, price_of, units_of, units_per_pair
+from adacur.arrays import BoolArray, IntArray
+from adacur.budget import Budget
+from adacur.errors import BudgetError
+from adacur.money import Money, Price
+from adacur.protocols import Items, Scorer
+from adacur.records import Item, Query
+from adacur.scorers.prices import count_tokens, pairs_per_unit, price_of, units_of, units_per_pair
 
 if TYPE_CHECKING:
-    from adacur.search.adaptive import LockStep
-    from adacur.search.methods import Plan
+    from adacur.search.asktell import QueryBatch
 
 # Items whose tokens tell how many calls a budget pays for.
 _PRICED_BEFOREHAND = 32
@@ -70,23 +69,97 @@ class Spending:
         """The tokens of each pair."""
         return count_tokens(self.scorer, [(query, item) for item in items])
 
-    def charge(self, query: Query, items: Sequence[Item], tokens: IntArray) -> int:
-        """The units that one call with these pairs is charged."""
-        if self.price is None:
-            return 0
-        return units_of(self.price, self.scorer, [(query, item) for item in items], tokens)
+    def charge(self, tokens: IntArray) -> int:
+        """The units that one call with pairs of so many tokens is charged."""
+        return 0 if self.price is None else units_of(self.price, self.scorer, tokens)
 
     def usual_calls(self, query: Query, items: Items, n: int) -> tuple[int, int]:
         """About how many calls of a query the limits pay for: by a sample of items, and by the shortest of these."""
         positions = np.linspace(0, len(items) - 1, min(_PRICED_BEFOREHAND, len(items)))
         some = items.at(np.unique(positions.astype(int)).tolist())
         shortest = some[int(np.argmin(self.count(query, some)))]
-        return Purse(self).expected_calls(query, some, n), Purse(self).expected_calls(query, [shortest], n)
+        return Payments(self).expected_calls(query, some, n), Payments(self).expected_calls(query, [shortest], n)
+
+
+class Purse(Protocol):
+    """What one query may spend beside its calls, and has spent.
+
+    A purse that does not `see_pairs` affords whatever the calls allow, and `Wallets` does not ask it.
+    """
+
+    @property
+    def sees_pairs(self) -> bool: ...
+
+    def rounds(self, sizes: Sequence[int]) -> list[int]:
+        """The calls of each round, as it can pay for rounds."""
+        ...
+
+    def calls_left(self, n: int) -> int:
+        """How many calls beyond the planned ones can be paid, up to n."""
+        ...
+
+    def over(self, *, some_left: bool) -> str | None:
+        """The limit that ended a search with calls left, and perhaps with items left."""
+        ...
+
+    @property
+    def spent(self) -> Mapping[str, Any]:
+        """What a trace says of it."""
+        ...
+
+
+class CallsAlone:
+    """The purse where only calls are limited."""
+
+    sees_pairs = False
+
+    @property
+    def spent(self) -> Mapping[str, Any]:
+        return {}
+
+    def rounds(self, sizes: Sequence[int]) -> list[int]:
+        return list(sizes)
+
+    def calls_left(self, n: int) -> int:
+        return 0
+
+    def over(self, *, some_left: bool) -> str | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """The most calls of a query, the seconds of the whole search, and the tokens and money of a query."""
+
+    calls: int
+    deadline: float | None = None
+    spending: Spending | None = None
+
+    def of_query(self) -> Purse:
+        """The purse of one query."""
+        return CallsAlone() if self.spending is None else Payments(self.spending)
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a pair may be refused that the calls allow."""
+        return self.spending is not None and self.spending.is_limited
+
+    @property
+    def by_call(self) -> bool:
+        """Whether what a pair costs depends on the other pairs of its call."""
+        return self.spending is not None and self.spending.counts_requests
+
+    def settings(self) -> Mapping[str, Any]:
+        """The choices that a result should name."""
+        named = {"budget": self.calls, "deadline": self.deadline}
+        return named if self.spending is None else {**named, **self.spending.settings()}
 
 
 @dataclass(slots=True, eq=False)
-class Purse:
+class Payments:
     """The tokens and units that one query has spent. `ran_out` names the limit that refused a pair, if any did."""
+
+    sees_pairs: ClassVar[bool] = True
 
     spending: Spending
     tokens: int = 0
@@ -110,7 +183,8 @@ class Purse:
         if not spending.is_limited or not len(items):
             return np.ones(len(items), np.bool_), counts
         pays = np.zeros(len(items), np.bool_)
-        by_token = spending.units is not None and spending.price is not None and spending.price.unit == "tokens"
+        price = None if spending.units is None else spending.price
+        by_token = price is not None and price.unit == "tokens"
         tokens, units = self._lefts
         limits = [("tokens", tokens), ("cost", units if by_token else None)]
         most = {name: limit for name, limit in limits if limit is not None}
@@ -121,49 +195,33 @@ class Purse:
                 continue
             pays[at] = True
             most = {name: limit - n for name, limit in most.items()}
-        if units is not None and not by_token:
-            self._pay_at_once(query, items, counts, pays, units)
+        if price is not None and units is not None and not by_token:
+            beyond = np.flatnonzero(pays)[units * pairs_per_unit(price, spending.scorer) :]
+            if len(beyond):
+                self.ran_out = "cost"
+                pays[beyond] = False
         self.n_refused += int(np.count_nonzero(~pays))
         self.cheapest = int(counts.min()) if self.cheapest is None else min(self.cheapest, int(counts.min()))
         return pays, counts
 
-    def _pay_at_once(self, query: Query, items: Sequence[Item], counts: IntArray, pays: BoolArray, units: int) -> None:
-        """Keep as many of the first items as one call can pay for, where the price is not per token."""
-
-        def charge(n: int) -> int:
-            some = chosen[:n]
-            return self.spending.charge(query, [items[at] for at in some], counts[some])
-
-        chosen = np.flatnonzero(pays)
-        low, high = 0, len(chosen)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if charge(middle) <= units else (low, middle - 1)
-        # The charge need not grow evenly with n: it depends on how a service's requests are filled.
-        while low and charge(low) > units:
-            low -= 1
-        if low < len(chosen):
-            self.ran_out = "cost"
-            pays[chosen[low:]] = False
-
-    def can_pay(self, query: Query, items: Sequence[Item], tokens: IntArray) -> bool:
+    def can_pay(self, tokens: IntArray) -> bool:
         """Whether one call with exactly these pairs can be paid."""
         _, units = self._lefts
-        if units is not None and self.spending.charge(query, items, tokens) > units:
+        if units is not None and self.spending.charge(tokens) > units:
             self.ran_out = "cost"
             return False
         return True
 
-    def pay(self, query: Query, items: Sequence[Item], tokens: IntArray) -> None:
-        """Charge a call with these pairs."""
+    def pay(self, tokens: IntArray) -> None:
+        """Charge a call with pairs of so many tokens."""
         self.tokens += int(tokens.sum())
-        self.units += self.spending.charge(query, items, tokens)
-        self.n_pairs += len(items)
+        self.units += self.spending.charge(tokens)
+        self.n_pairs += len(tokens)
 
     def expected_calls(self, query: Query, items: Sequence[Item], n: int) -> int:
         """About how many calls the limits pay for, up to n, if pairs are like those with these items."""
         counts, price, scorer = self.spending.count(query, items), self.spending.price, self.spending.scorer
-        units = 0.0 if price is None else units_per_pair(price, scorer, [(query, item) for item in items], counts)
+        units = 0.0 if price is None else units_per_pair(price, scorer, counts)
         return self._calls_of(float(counts.mean()), units, n)
 
     def calls_left(self, n: int) -> int:
@@ -178,12 +236,29 @@ class Purse:
             return expected
         return n if all(left is None or left >= n for left in self._lefts) else 0
 
+    def rounds(self, sizes: Sequence[int]) -> list[int]:
+        """The calls of each round: where a round is at least one request, no more rounds than can be paid."""
+        most = self.spending.units if self.spending.counts_requests else None
+        if most is None or len(sizes) <= most:
+            return list(sizes)
+        # Small early rounds must not use up the money of later ones.
+        return [*sizes[: most - 1], sum(sizes[most - 1 :])]
+
+    def over(self, *, some_left: bool) -> str | None:
+        """The limit that ended a search with calls left."""
+        return self.ending if self.ran_out or some_left else None
+
     @property
     def ending(self) -> str:
         """The limit that ends the search: the one that refused a pair, or else the nearer one."""
         limits = (self.tokens, self.spending.tokens), (self.units, self.spending.units)
         tokens, cost = (0.0 if limit is None else spent / limit for spent, limit in limits)
         return self.ran_out or ("tokens" if tokens >= cost else "cost")
+
+    @property
+    def spent(self) -> Mapping[str, Any]:
+        """What a trace says of it."""
+        return {"tokens": self.tokens, "cost": self.cost}
 
     def _calls_of(self, tokens: float, units: float, n: int) -> int:
         shares = zip(self._lefts, (tokens, units), strict=True)
@@ -211,38 +286,42 @@ class Purse:
 Waiting = tuple[int, int]
 
 
-class Payments:
-    """Decides which pairs of searches that move together are paid, before each call.
+class Wallets:
+    """The purses of queries that move together: which pairs are paid, before each call.
 
-    `refuses`: a query that can pay for nothing is an error; else it ends without hits.
+    - `refuses`: a query that can pay for nothing is an error; else it ends without hits;
+    - `knows_items`: the items are known before they are asked for, so that some tell what calls will cost.
     """
 
-    def __init__(self, plan: Plan, steps: LockStep, *, refuses: bool) -> None:
-        self._plan = plan
-        self._steps = steps
+    def __init__(self, batch: QueryBatch, *, refuses: bool, knows_items: bool) -> None:
+        self._batch = batch
         self._refuses = refuses
-        # Of each query's batch: the items, and the tokens of the pairs.
-        self._priced: dict[int, tuple[list[Item], IntArray]] = {}
-        self._purses = [search.purse for search in steps.searches if search.purse is not None]
-        for search, purse in zip(steps.searches, self._purses, strict=True):
-            few = search.prospects.candidates[:_PRICED_BEFOREHAND]
-            # An engine's items have not been fetched yet.
-            if len(few) and plan.engine is None:
-                items = steps.items_at(few.tolist())
-                search.expect_calls(max(1, purse.expected_calls(search.query, items, plan.calls)))
+        self._knows_items = knows_items
+        # Of each query's next pairs: the items, and their tokens.
+        self._items: dict[int, list[Item]] = {}
+        self._tokens: dict[int, IntArray] = {}
+        self._purses = [search.purse for search in batch.searches if isinstance(search.purse, Payments)]
+        for search, purse in zip(batch.searches, self._purses, strict=True):
+            few = search.candidates.found[:_PRICED_BEFOREHAND]
+            if len(few) and knows_items:
+                items = batch.items_at(few.tolist())
+                search.expect_calls(max(1, purse.expected_calls(search.query, items, search.n_planned)))
 
-    def affordable(self, at: int, batch: IntArray) -> IntArray:
-        """The part of a query's next batch that it can pay, as one call; the search ends if there is none."""
-        search, purse = self._steps.searches[at], self._purses[at]
+    def afforded(self, at: int, batch: IntArray) -> IntArray:
+        """The part of a query's next items that it can pay, as one call; the search ends if there is none."""
+        search, purse = self._batch.searches[at], self._purses[at]
         if not len(batch):
             return batch
         while True:
-            items = self._steps.items_at(batch.tolist())
+            items = self._batch.items_at(batch.tolist())
             pays, tokens = purse.affordable(search.query, items)
-            self._priced[at] = [item for item, paid in zip(items, pays, strict=True) if paid], tokens[pays]
+            self._items[at], self._tokens[at] = (
+                [item for item, paid in zip(items, pays, strict=True) if paid],
+                tokens[pays],
+            )
             batch = batch if pays.all() else search.drop(batch[~pays])
             # Cheaper items may follow. A budget that pays for nothing must be refused before anything is paid.
-            others = self._plan.engine is None and purse.n_refused < _MOST_REFUSED and search.prospects.n_left
+            others = self._knows_items and purse.n_refused < _MOST_REFUSED and search.candidates.n_left
             if len(batch) or not others:
                 break
             batch = search.ask(search.predicted, seconds=search.seconds)
@@ -252,28 +331,27 @@ class Payments:
             search.stop(purse.ending)
         return batch
 
+    def item(self, at: int, rank: int) -> Item:
+        """The item of this rank among a query's next pairs, which was read to price it."""
+        return self._items[at][rank]
+
     def unpaid(self, waiting: Sequence[Waiting]) -> set[int]:
         """The queries that cannot pay their share of a call with these pairs alone; they end here."""
-        spending = self._plan.spending
-        if spending is None or not spending.counts_requests:
-            return set()
         ended = set()
-        for at, (items, tokens) in self._of_queries(waiting).items():
-            search = self._steps.searches[at]
-            if not self._purses[at].can_pay(search.query, items, tokens):
-                search.stop("cost")
+        for at, tokens in self._of_queries(waiting).items():
+            if not self._purses[at].can_pay(tokens):
+                self._batch.searches[at].stop("cost")
                 ended.add(at)
         return ended
 
     def pay(self, waiting: Sequence[Waiting]) -> None:
         """Charge a call with these pairs."""
-        for at, (items, tokens) in self._of_queries(waiting).items():
-            self._purses[at].pay(self._steps.searches[at].query, items, tokens)
+        for at, tokens in self._of_queries(waiting).items():
+            self._purses[at].pay(tokens)
 
-    def _of_queries(self, waiting: Sequence[Waiting]) -> dict[int, tuple[list[Item], IntArray]]:
-        """The items and tokens of these pairs, by query."""
+    def _of_queries(self, waiting: Sequence[Waiting]) -> dict[int, IntArray]:
+        """The tokens of these pairs, by query."""
         ranks: dict[int, list[int]] = {}
         for query, rank in waiting:
             ranks.setdefault(query, []).append(rank)
-        priced = self._priced
-        return {at: ([priced[at][0][rank] for rank in some], priced[at][1][some]) for at, some in ranks.items()}
+        return {at: self._tokens[at][some] for at, some in ranks.items()}

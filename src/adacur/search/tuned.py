@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import DamagedIndex, InputError
-from adacur.core.records import Query
-from adacur.data.stored import read_record, read_versioned
-from adacur.index.database import digest_texts
+from adacur.data.stored import read_record, read_versioned, sealed_json
+from adacur.errors import DamagedIndex, InputError
+from adacur.records import Query
 from adacur.search.effort import EffortRule
+from adacur.store.database import digest_texts
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
-_FORMAT = _RANKS_IN_PREDICTIONS = 2
+_FORMAT = 3
 # The methods that use what judgements choose: budget, fuse and pool.
 JUDGED_METHODS = ("gaussian", "rerank")
 # The first stage's weight without anchor queries, and the number of these that halves it: they tell what ranks are
@@ -37,9 +36,8 @@ class GaussianSettings:
     """How `method="gaussian"` predicts and spends.
 
     `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
-    queries). `first_batch` is the first round's share of the budget (None: as much as any other), `first_share` the
-    first stage's share of each later round, and `first_weight` its weight beside the predictions (None: it falls with
-    the number of anchor queries).
+    queries). `first_batch` is the first round's share of the budget (None: as much as any other), and `first_weight`
+    the first stage's weight beside the predictions (None: it falls with the number of anchor queries).
     """
 
     rounds: int = 5
@@ -47,17 +45,11 @@ class GaussianSettings:
     embedding_weight: float | None = None
     locality: float | None = None
     first_batch: float | None = None
-    first_share: float = 0.0
     first_weight: float | None = None
 
 
 def default_settings(k: int) -> GaussianSettings:
-    """Settings for this k that do well on every collection tried.
-
-    The smaller k, the more weight for the first stage, which is sharpest at the top.
-    """
-    if k <= 3:
-        return GaussianSettings(first_batch=0.3, first_share=0.2)
+    """Settings for this k that do well on every collection tried."""
     return GaussianSettings(first_batch=0.3) if k <= 30 else GaussianSettings()
 
 
@@ -114,8 +106,9 @@ class Judged:
 
     `largest` is the largest budget tried; the tuning's own is the smallest that is as good. `fuse` is 0 and `pool` None
     where the order is left to the scorer. The means are of `measure`, such as nDCG@10: of a search as `chosen`, of a
-    `plain` one (the default first stage, the largest budget, the scorer's order), of their difference `gain`, and, with
-    the chosen budget, first stage and weight, of `rerank` and of that stage `alone`. Judging took `calls`.
+    `plain` one (the default first stage and weight, the largest budget), of their difference `gain`, and, with the
+    chosen budget, first stage and weight, of `rerank`; and, with 0 calls, of all first stages joined, `alone`, over
+    which the chosen search gains `worth`. Judging took `calls`.
     """
 
     measure: str
@@ -129,6 +122,8 @@ class Judged:
     rerank: Mean
     alone: Mean
     calls: int = 0
+    worth: Mean | None = None
+    alone_first: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +170,8 @@ def read_tunings(folder: Path, *, anchor_queries: Sequence[Query], warn: bool = 
     """The tunings of an index folder; none, with a warning, if they belong to other anchor queries."""
     file = folder / TUNED
     try:
-        data = read_versioned(file, type_=_TYPE, newest=_FORMAT, without="searches then use the defaults")
+        data = read_versioned(file, type_=_TYPE, format_=_FORMAT, without="searches then use the defaults")
         tunings = tuple(_parsed(entry) for entry in data["tunings"])
-        if int(data["format"]) < _RANKS_IN_PREDICTIONS:
-            # The weight was chosen for predictions that did not use ranks.
-            tunings = tuple(replace(one, settings=replace(one.settings, first_weight=None)) for one in tunings)
         digest = str(data["anchors_digest"])
     except FileNotFoundError:
         return ()
@@ -205,7 +197,7 @@ def as_stored(tunings: Iterable[Tuning], *, anchor_queries: Sequence[Query]) -> 
     """The text of the file that `read_tunings` reads."""
     entries = [asdict(tuning) for tuning in tunings]
     data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": anchors_digest(anchor_queries), "tunings": entries}
-    return json.dumps(data, indent=1)
+    return sealed_json(data)
 
 
 def reach_of(value: int) -> tuple[int, int]:
@@ -219,7 +211,7 @@ def anchors_digest(anchor_queries: Sequence[Query]) -> str:
 
 
 def _parsed(entry: Any) -> Tuning:
-    """A tuning whose values can be used; fields that earlier versions did not write have their defaults."""
+    """A tuning whose values can be used."""
     tuning = read_record(Tuning, entry)
     settings, judged = tuning.settings, tuning.judged
     if unknown := entry["settings"].keys() - asdict(settings).keys():
@@ -234,8 +226,8 @@ def _parsed(entry: Any) -> Tuning:
         for name, value in values.items():
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value!r}, less than {least}")
-    if settings.first_share > 1 or settings.locality == 0:
-        raise ValueError(f"first_share is {settings.first_share}, locality {settings.locality}")
+    if settings.locality == 0:
+        raise ValueError("locality is 0")
     if settings.first_batch is not None and not 0 < settings.first_batch < 1:
         raise ValueError(f"first_batch is {settings.first_batch}, not between 0 and 1")
     return tuning

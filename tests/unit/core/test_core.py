@@ -5,15 +5,15 @@ import inspect
 import numpy as np
 import pytest
 
-from adacur.approximation.acquisition import best_positions
-from adacur.core import errors
-from adacur.core.budget import Budget, check_k
-from adacur.core.errors import BudgetError, DuplicateId, EmptyInput, InputError, MissingExtra, NonFiniteScore
-from adacur.core.extras import require
-from adacur.core.records import Item, ItemList, Query, as_queries, as_query, check_item
-from adacur.core.results import Hits
-from adacur.core.scores import check_grid, check_scores
-from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur import errors
+from adacur.budget import Budget, check_k
+from adacur.errors import BudgetError, DuplicateId, EmptyInput, InputError, MissingExtra, NonFiniteScore
+from adacur.model.acquire import best_positions
+from adacur.records import Item, ItemList, Query, as_queries, as_query, check_item
+from adacur.requirements import require
+from adacur.results import Hits
+from adacur.scores import check_grid, check_scores
+from adacur.seeds import item_keys, stream_key, uniform
 
 QUERIES = [Query("q0", "zero"), Query("q1", "one")]
 ITEMS = [Item("i0", "null"), Item("i1", "eins"), Item("i2", "zwei")]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from adacur.core import extras
-from adacur.core.errors import MissingExtra
-from adacur.core.extras import install_command, require
+from adacur import requirements as extras
+from adacur.errors import MissingExtra
+from adacur.requirements import install_command, require
 
 
 @pytest.fixture

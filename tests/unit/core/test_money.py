@@ -7,8 +7,8 @@ from decimal import Decimal
 import pytest
 
 from adacur import Budget
-from adacur.core.errors import BudgetError
-from adacur.core.money import Money, Price
+from adacur.errors import BudgetError
+from adacur.money import Money, Price
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from adacur.core.errors import FileFormatError, UnknownName
-from adacur.core.records import Query
 from adacur.data import describe, fetch, mondo, names, read_beir, read_items, wikivital
+from adacur.errors import FileFormatError, UnknownName
+from adacur.records import Query
 
 
 def test_every_asset_names_its_licence_origin_size_and_checksums() -> None:
-    assert len(names()) == 6
+    assert len(names()) == 7
     for name in names():
         asset = describe(name)
         assert asset.name == name

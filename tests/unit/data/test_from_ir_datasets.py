@@ -9,9 +9,9 @@ import pytest
 from ir_datasets.formats import BaseDocs, TrecQrels, TsvQueries
 from ir_datasets.util import LocalDownload
 
-from adacur.core.errors import FetchError, InputError, UnknownName
-from adacur.core.records import Item, Query
 from adacur.data import DataWarning, from_ir_datasets
+from adacur.errors import FetchError, InputError, UnknownName
+from adacur.records import Item, Query
 
 
 class TitledDoc(NamedTuple):

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError
-from adacur.core.records import Item, Query
 from adacur.data import DataWarning, JudgedCollection, read_beir, read_items, read_qrels
+from adacur.errors import DuplicateId, EmptyInput, FileFormatError, InputError
+from adacur.records import Item, Query
 
 
 @pytest.mark.filterwarnings("ignore::adacur.data.DataWarning")

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from adacur import Item
-from adacur.core.errors import InputError
 from adacur.data import Passages
+from adacur.errors import InputError
 
 SENTENCES = [f"Sentence {n} has exactly seven words here." for n in range(60)]
 LONG = Item("doc", " ".join(SENTENCES), {"lang": "en"})

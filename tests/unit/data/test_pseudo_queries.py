@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from adacur.core.errors import EmptyInput, InputError
-from adacur.core.records import Item
 from adacur.data import pseudo_queries, read_items
 from adacur.data.pseudo_queries import _sentences, _shorten
+from adacur.errors import EmptyInput, InputError
+from adacur.records import Item
 
 SUBJECTS = ["river", "castle", "engine", "violin", "glacier", "market", "orchid", "comet", "treaty", "harbour"]
 PLACES = ["Norway", "Peru", "Kenya", "Japan", "Malta", "Chile", "Nepal", "Ghana", "Tonga", "Cuba"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adacur.core.errors import EmptyInput, InputError
-from adacur.core.records import Query
 from adacur.data import read_queries, split_queries
+from adacur.errors import EmptyInput, InputError
+from adacur.records import Query
 
 
 def some(n: int, *, start: int = 0) -> list[Query]:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from adacur.core.cache import cache_folder
-from adacur.core.errors import FetchError
 from adacur.data import catalogue
+from adacur.data.cache_folder import cache_folder
 from adacur.data.catalogue import Asset
 from adacur.data.catalogue import fetch_files as fetch
+from adacur.errors import FetchError
 
 CONTENT = {"model.bin": b"weights", "deep/config.json": b"{}"}
 

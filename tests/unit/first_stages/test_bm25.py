@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from adacur.core.errors import DamagedIndex, EmptyInput, UnknownName
-from adacur.core.records import Item
+from adacur.errors import DamagedIndex, EmptyInput, UnknownName
 from adacur.first_stages import BM25
+from adacur.records import Item
 
 ITEMS = [
     Item("a", "Cats chase mice."),
@@ -69,7 +69,7 @@ def test_nothing_is_printed(capfd, tmp_path) -> None:
 
 def test_equal_items_write_equal_files_in_every_process(tmp_path) -> None:
     code = (
-        "import sys; from adacur.core.records import Item; from adacur.first_stages import BM25;"
+        "import sys; from adacur.records import Item; from adacur.first_stages import BM25;"
         "BM25.build([Item(str(n), f'word{n} word{n + 1} common') for n in range(50)]).save(sys.argv[1])"
     )
     for seed in ("1", "2"):

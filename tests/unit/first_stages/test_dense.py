@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adacur.core.errors import DamagedIndex, InputError
-from adacur.core.records import Item
+from adacur.errors import DamagedIndex, InputError
 from adacur.first_stages import Dense, EncoderCard, OnnxEncoder, load_first_stage
+from adacur.records import Item
+from adacur.remembered import Remembered
 
 
 class VectorEncoder:
@@ -174,6 +175,13 @@ def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_o
         load_first_stage(tmp_path / "saved").search(["river"], 1)
 
 
+def room_for(n: int) -> int:
+    """The bytes that the vectors of n queries take, and not of one more."""
+    known = Remembered(most_bytes=10**9)
+    known.keep({query: np.zeros(16, np.float32) for query in QUERIES})
+    return known.n_bytes * n // len(QUERIES) + 100
+
+
 def test_a_query_is_encoded_once_and_remembered_as_long_as_there_is_room(monkeypatch) -> None:
     asked: list[list[str]] = []
 
@@ -183,8 +191,8 @@ def test_a_query_is_encoded_once_and_remembered_as_long_as_there_is_room(monkeyp
             return self.encode_items(texts)
 
     a, b, c, d = QUERIES[:4]
+    monkeypatch.setattr("adacur.first_stages.dense._BYTES_REMEMBERED", room_for(3))
     retriever = Dense.from_embeddings(IDS[:600], VECTORS[:600], encoder=Counting())
-    monkeypatch.setattr("adacur.first_stages.dense._QUERIES_REMEMBERED", 3)
     first = retriever.embed_queries([a, b, a])
     assert asked == [[a, b]]
     assert (first[0] == first[2]).all()
@@ -210,8 +218,8 @@ def test_the_vectors_of_the_last_queries_are_remembered_however_large_a_batch_an
             return vectors
 
     a, b, c, *four = QUERIES
+    monkeypatch.setattr("adacur.first_stages.dense._BYTES_REMEMBERED", room_for(2))
     retriever = Dense.from_embeddings(IDS[:600], VECTORS[:600], encoder=Counting())
-    monkeypatch.setattr("adacur.first_stages.dense._QUERIES_REMEMBERED", 2)
     retriever.embed_queries([a, b])
     retriever.embed_queries([c])
     retriever.embed_queries([b, c])

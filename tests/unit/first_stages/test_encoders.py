@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError
 from adacur.data import fetch
+from adacur.errors import InputError
 from adacur.first_stages import Encoder, OnnxEncoder, SentenceTransformerEncoder, bge_small
 
 
@@ -39,6 +39,19 @@ def test_prefixes_go_before_queries_or_items_alone(tmp_path, tiny_model) -> None
 def test_texts_are_cut_at_max_tokens(tmp_path, tiny_model) -> None:
     encoder = OnnxEncoder(tiny_model(tmp_path), pooling="mean", max_tokens=4)
     assert (encoder.encode_items(["old city river water"]) == encoder.encode_items(["old city"])).all()
+
+
+@pytest.mark.parametrize("modules", [True, False])
+def test_texts_are_cut_where_sentence_transformers_would_cut_them(tmp_path, tiny_model, modules) -> None:
+    folder = tiny_model(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 5}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 4}))
+    if modules:
+        (folder / "modules.json").write_text("[]")
+    encoder = OnnxEncoder(folder, pooling="mean")
+    assert encoder.card.max_tokens == (4 if modules else 5)
+    kept = "old city" if modules else "old city river"
+    assert (encoder.encode_items(["old city river water"]) == encoder.encode_items([kept])).all()
 
 
 def test_a_card_says_who_the_encoder_is(tmp_path, tiny_model) -> None:

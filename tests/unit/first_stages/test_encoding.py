@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tqdm.auto
 
-from adacur.core.records import Item
 from adacur.first_stages import Dense
 from adacur.first_stages.encoders import blocks_to_encode
+from adacur.records import Item
 from tests.living_world import Encoder
 
 ITEMS = [Item(f"i{n}", f"text {n}") for n in range(300)]

@@ -11,10 +11,10 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, First, Item, Query
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.results import Hits
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard, as_hits
-from adacur.search.first_stages import FirstStageWarning
+from adacur.results import Hits
+from adacur.search.index_stages import FirstStageWarning
 
 STAGES = FIRST_STAGES
 METHODS = ("gaussian", "adacur", "anncur", "rerank")
@@ -61,7 +61,7 @@ def index(tmp_path_factory) -> AnchorIndex:
     """Built with all first stages by their names, and opened again from its folder."""
     path = tmp_path_factory.mktemp("roles") / "i.adacur"
     build(path, first=[*STAGES])
-    assert adacur.index.verify(path).ok
+    assert adacur.store.verify(path).ok
     return adacur.load(path, scorer=shared_words, encoder=WordEncoder())
 
 

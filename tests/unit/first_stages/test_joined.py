@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, First, Item, Query
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.records import ItemList
+from adacur import AnchorIndex, Item, Query
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages import Joined, Matrix, placed
+from adacur.records import ItemList
 
 ITEMS = [Item(f"i{position}", f"item {position}") for position in range(6)]
 QUERY = Query("q", "a question")
@@ -44,7 +44,7 @@ def test_an_index_joins_its_first_stages_by_name_in_any_order(index) -> None:
     one, same = (index.search(QUERY, 2, budget=3, method="rerank", first=name) for name in ("one+other", "other+one"))
     assert one.ids == same.ids
     assert one.trace.settings["first"] == same.trace.settings["first"] == "one+other"
-    fused = index.search(QUERY, 3, budget=6, method="rerank", first=First("one+other", fuse=1.0))
+    fused = index.search(QUERY, 3, budget=6, method="rerank", first="one+other", fuse=1.0)
     assert fused.fused is not None
 
 

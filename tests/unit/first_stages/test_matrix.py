@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.core.errors import NonFiniteScore, ScoreCountError, UnknownName
-from adacur.core.records import Item, Query
+from adacur.errors import NonFiniteScore, ScoreCountError, UnknownName
 from adacur.first_stages import Matrix
+from adacur.records import Item, Query
 
 ITEMS = [Item(f"i{n}", "text") for n in range(2000)]
 QUERIES = [Query(f"q{n}", "text") for n in range(20)]

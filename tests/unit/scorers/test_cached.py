@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
-import importlib
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sqlite3
 import stat
@@ -25,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from adacur.core.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Query
+from adacur.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Query
 from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, SharedBatches, ascore, score_grid
 from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.cached import CacheWarning, past_cache
@@ -111,7 +107,7 @@ def test_hits_and_misses_add_up_to_the_pairs_answered(path) -> None:
 
 
 def test_metered_outside_counts_answers_and_inside_what_was_paid(path) -> None:
-    inside = Metered(FunctionScorer(values))
+    inside = Metered(FunctionScorer(values, name="f"))
     outside = Metered(Cached(inside, path))
     for _ in range(2):
         outside.score(PAIRS)
@@ -233,27 +229,6 @@ def test_scorers_that_differ_never_share_a_score(path, other, shared) -> None:
     assert Cached(Recording(card=card), path).score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
 
 
-def test_what_a_service_was_paid_for_before_cards_had_settings_is_still_known(path) -> None:
-    card = ScorerCard(name="n", backend="http", source="https://host/rerank")
-    told = json.dumps(
-        {
-            "name": "n",
-            "backend": "http",
-            "weights": None,
-            "dtype": None,
-            "max_tokens": None,
-            "max_item_tokens": None,
-            "source": "https://host/rerank",
-            "code": None,
-            "key": None,
-        },
-        sort_keys=True,
-    )
-    Cached(Recording(card=card), path).score(PAIRS[:1])
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT card FROM scorers").fetchall() == [(told,)]
-
-
 def test_every_field_of_a_card_was_thought_of() -> None:
     assert {field.name for field in dataclasses.fields(ScorerCard)} == {
         "name",
@@ -267,6 +242,7 @@ def test_every_field_of_a_card_was_thought_of() -> None:
         "arithmetic",
         "prompt",
         "readout",
+        "limited_by",
     }, "decide whether the new field changes scores, and test it above"
 
 
@@ -282,15 +258,22 @@ def test_a_scorer_without_weights_is_known_by_its_name_its_source_and_the_key_gi
     assert Cached(old, path, key="v1").score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
 
 
-def test_a_function_that_was_edited_is_asked_anew(path, tmp_path, monkeypatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    for value, misses in ((1.0, 4), (2.0, 4), (2.0, 0), (1.0, 0)):
-        (tmp_path / "tuned.py").write_text(f"def f(pairs):\n    return [{value}] * len(pairs)\n")
-        sys.modules.pop("tuned", None)
-        importlib.invalidate_caches()
-        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
-        with Cached(opened_scorer("tuned:f"), path) as cached:
-            assert (cached.score(PAIRS[:4]).tolist(), cached.misses) == ([value] * 4, misses)
+@pytest.mark.parametrize("name", [None, "values"])
+def test_a_function_without_a_name_of_its_own_is_refused(path, name) -> None:
+    for wrapped in (FunctionScorer(values, name=name), Metered(FunctionScorer(values, name=name))):
+        with pytest.raises(InputError, match=r"'values'.*name="):
+            Cached(wrapped, path)
+    assert not path.exists()
+    Cached(FunctionScorer(values, name=name), path, key="v1").close()
+
+
+def test_functions_are_told_apart_by_their_names_and_known_again(path) -> None:
+    answers = []
+    for number in (1.0, 2.0, 1.0, 2.0):
+        scorer = opened_scorer(lambda pairs, number=number: [number] * len(pairs), name=f"model-v{number:.0f}")
+        with Cached(Metered(scorer), path) as cached:
+            answers.append((float(cached.score(PAIRS[:1])[0]), cached.misses))
+    assert answers == [(1.0, 1), (2.0, 1), (1.0, 0), (2.0, 0)]
 
 
 def test_what_is_not_open_yet_is_not_cached(path) -> None:
@@ -428,8 +411,8 @@ def test_threads_that_create_a_file_at_the_same_moment_do_not_stumble(tmp_path) 
 
 WRITER = """
 import sys, zlib
-from adacur.core.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer
+from adacur.records import Item, Query
+from adacur.scorers import (Cached, FunctionScorer)
 
 def values(pairs):
     return [zlib.crc32(f"{query}\\0{item}".encode()) / 2**28 - 8 for query, item in pairs]
@@ -465,8 +448,8 @@ def test_a_killed_writer_leaves_complete_and_correct_scores(path, calls) -> None
 
 FORK = """
 import os, sys, threading, time, zlib
-from adacur.core.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer
+from adacur.records import Item, Query
+from adacur.scorers import (Cached, FunctionScorer)
 
 asked = threading.Event()
 def values(pairs):
@@ -576,8 +559,8 @@ def test_a_path_that_cannot_hold_a_file_is_refused(tmp_path, where) -> None:
 
 READ_ONLY = """
 import os, sys
-from adacur.core.errors import InputError
-from adacur.scorers import Cached, FunctionScorer
+from adacur.errors import InputError
+from adacur.scorers import (Cached, FunctionScorer)
 os.setuid(65534)
 for name in ("known.sqlite", "new.sqlite"):
     try:
@@ -632,9 +615,9 @@ def test_scores_that_do_not_fit_are_answered_with_a_warning_and_nothing_stored_i
 
 TINY_DISK = """
 import subprocess, sys, warnings
-from adacur.core.errors import StorageFull
-from adacur.core.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer, cached as module
+from adacur.errors import StorageFull
+from adacur.records import Item, Query
+from adacur.scorers import (Cached, FunctionScorer, cached as module)
 from adacur.scorers.cached import CacheWarning
 
 module._SAVE_EVERY = 1000
@@ -678,7 +661,7 @@ def test_on_a_disk_that_is_really_full_scoring_goes_on(tmp_path) -> None:
 
 
 def test_a_cache_is_a_scorer_like_any_other(path) -> None:
-    cached = Cached(FunctionScorer(values), path)
+    cached = Cached(FunctionScorer(values, name="f"), path)
     assert cached.card == cached.scorer.card
     assert score_grid(cached, QUERIES, ITEMS).ravel().tolist() == truth()
     assert asyncio.run(ascore(cached, PAIRS)).tolist() == truth()
@@ -709,159 +692,11 @@ def test_what_lies_past_a_cache_scores_as_it_does(path) -> None:
         assert past_cache(other) is other
 
 
-def constant(pairs, *, value=1.0):
-    return [value] * len(pairs)
-
-
-def doubled(pairs):
-    return [2.0] * len(pairs)
-
-
-def with_keyword_default(number):
-    def f(pairs, *, value=number):
-        return [value] * len(pairs)
-
-    return f
-
-
-def closing_over(value):
-    return lambda pairs: [float(np.sum(value))] * len(pairs)
-
-
-def calling(inner):
-    @functools.wraps(inner)
-    def outer(pairs):
-        return inner(pairs)
-
-    return outer
-
-
-def negating(inner):
-    @functools.wraps(inner)
-    def outer(pairs):
-        return [-score for score in inner(pairs)]
-
-    return outer
-
-
-def with_global(value):
-    namespace = {"WEIGHTS": value}
-    exec("def f(pairs):\n    return [float(sum(WEIGHTS))] * len(pairs)", namespace)
-    return namespace["f"]
-
-
-def with_class(body):
-    namespace = {"__name__": "mine"}
-    exec(f"class Model:\n    {body}\ndef f(pairs):\n    return [Model().value()] * len(pairs)", namespace)
-    return namespace["f"]
-
-
-class Constant:
-    def __init__(self, value) -> None:
-        self.value = value
-
-    def __call__(self, pairs):
-        return [self.value] * len(pairs)
-
-    def method(self, pairs):
-        return self(pairs)
-
-    @classmethod
-    def one(cls, pairs):
-        return [1.0] * len(pairs)
-
-    @classmethod
-    def two(cls, pairs):
-        return [2.0] * len(pairs)
-
-
-READABLE = {
-    "lambdas": (lambda pairs: [1.0] * len(pairs), lambda pairs: [2.0] * len(pairs)),
-    "closures over numbers": (closing_over(1.0), closing_over(2.0)),
-    "closures over lists": (closing_over([1, 2]), closing_over([1, 3])),
-    "keyword defaults": (with_keyword_default(1.0), with_keyword_default(2.0)),
-    "partials of other arguments": (functools.partial(constant, value=1.0), functools.partial(constant, value=2.0)),
-    "partials of other functions": (functools.partial(constant), functools.partial(doubled)),
-    "decorators": (calling(constant), negating(constant)),
-    "decorated functions": (calling(constant), calling(doubled)),
-    "globals": (with_global([1, 2]), with_global([2, 2])),
-}
-UNREADABLE = {
-    "methods of classes": (
-        with_class("def value(self): return 1.0"),
-        with_class("def value(self): return 2.0"),
-    ),
-    "constants of classes": (
-        with_class("weight = 1.0; value = lambda self: self.weight"),
-        with_class("weight = 2.0; value = lambda self: self.weight"),
-    ),
-    "closures over arrays": (closing_over(np.ones(3)), closing_over(np.ones(4))),
-    "callable objects": (Constant(1.0), Constant(2.0)),
-    "methods of a class": (Constant.one, Constant.two),
-    "bound methods": (Constant(1.0).method, Constant(2.0).method),
-    "partials of callable objects": (functools.partial(Constant(1.0)), functools.partial(Constant(2.0))),
-    "partials with arrays": (functools.partial(constant, value=np.array(2.0)), functools.partial(constant)),
-    "closures over objects": (calling(Constant(1.0).method), calling(Constant(2.0).method)),
-    "globals that are objects": (with_global(np.ones(2)), with_global(np.ones(3))),
-}
-
-
-@pytest.mark.parametrize("pair", READABLE.values(), ids=READABLE.keys())
-def test_functions_that_can_be_read_are_told_apart_and_known_again(path, pair) -> None:
-    answers = []
-    for function in (*pair, *pair):
-        with Cached(Metered(FunctionScorer(function, name="f")), path) as cached:
-            answers.append((float(cached.score(PAIRS[:1])[0]), cached.misses))
-    assert answers[0][0] != answers[1][0]
-    assert [misses for _, misses in answers] == [1, 1, 0, 0]
-    assert answers[:2] == [(score, 1) for score, _ in answers[2:]]
-
-
-@pytest.mark.parametrize("pair", UNREADABLE.values(), ids=UNREADABLE.keys())
-def test_functions_that_cannot_be_read_need_a_key_and_are_told_apart_by_it(path, pair) -> None:
-    with pytest.raises(InputError, match=r"'mine'.*key="):
-        Cached(Metered(FunctionScorer(pair[0], name="mine")), path)
-    assert not path.exists()
-    scores = [
-        float(Cached(FunctionScorer(pair[at], name="mine"), path, key=key).score(PAIRS[:1])[0])
-        for at, key in ((0, "a"), (1, "b"), (0, "b"))
-    ]
-    assert scores[0] != scores[1] == scores[2]
-
-
-def test_functions_of_a_library_are_known_by_their_names(path) -> None:
-    digests = [FunctionScorer(function).code for function in (np.sum, np.prod, zlib.crc32)]
-    assert len(set(digests)) == 3
-    assert FunctionScorer(np.sum).code == digests[0]
-
-
-def test_what_a_function_does_reads_the_same_in_another_process(tmp_path, monkeypatch) -> None:
-    (tmp_path / "read_twice.py").write_text(
-        "import math\nSTOP = {'a', 'the', 'of'}\n"
-        "def words(text, *, stop=frozenset('xyz')):\n    return set(text.split()) - STOP - stop\n"
-        "def score(pairs):\n    return [math.sqrt(len(words(q) & words(t))) for q, t in pairs]\n"
-    )
-    program = "import adacur; print(adacur.scorer('read_twice:score').code)"
-    told = [
-        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-        for _ in "ab"
-    ]
-    monkeypatch.syspath_prepend(tmp_path)
-    assert {run.stdout.strip() for run in told} == {opened_scorer("read_twice:score").code}
-
-
-def test_a_function_that_calls_itself_can_be_read() -> None:
-    def recursive(pairs):
-        return [] if not pairs else [1.0, *recursive(pairs[1:])]
-
-    assert FunctionScorer(recursive).code
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 def test_a_cache_is_readable_by_its_owner_alone(tmp_path) -> None:
-    from adacur.search.search_log import SearchLog
+    from adacur.extras.server.search_log import SearchLog
 
-    with Cached(FunctionScorer(lambda pairs: [1.0] * len(pairs)), tmp_path / "scores.sqlite") as cached:
+    with Cached(FunctionScorer(lambda pairs: [1.0] * len(pairs), name="f"), tmp_path / "scores.sqlite") as cached:
         cached.score([(Query("q", "question"), Item("i", "text"))])
         assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     SearchLog(tmp_path / "log.sqlite")
@@ -874,3 +709,27 @@ def test_a_look_up_reads_the_pairs_that_are_wanted_and_no_others(path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         plan = connection.execute(f"EXPLAIN QUERY PLAN {look_up(2)}", (b"q", b"i", b"r", b"j", 1)).fetchall()
     assert any("scorer=? AND query=? AND item=?" in row[3] for row in plan), plan
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_batches_that_were_scored_before_one_failed_are_stored(tmp_path, is_async) -> None:
+    broken = {PAIRS[4][1].text}
+    called: list[str] = []
+
+    def function(pairs):
+        if PAIRS[4][0].text == pairs[0][0] and pairs[0][1] in broken:
+            raise ConnectionError
+        called.extend(text for _, text in pairs)
+        return values(pairs)
+
+    async def awaited(pairs):
+        return function(pairs)
+
+    scorer = FunctionScorer(awaited if is_async else function, batch_size=2, concurrency=1, attempts=1)
+    with Cached(scorer, tmp_path / "scores.sqlite", key="values") as cached:
+        with pytest.raises(ScorerFailed):
+            asyncio.run(cached.ascore(PAIRS)) if is_async else cached.score(PAIRS)
+        assert (cached.count(), cached.misses) == (4, 4)
+        broken.clear()
+        assert cached.score(PAIRS).tolist() == truth()
+    assert len(called) == len(PAIRS)

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
-from adacur.core.records import Item, Query
+from adacur.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer
 
 PAIRS = [(Query(f"q{n}", "x" * n), Item(f"i{n}", "y" * 2 * n)) for n in range(7)]
@@ -165,9 +165,85 @@ def test_the_first_batch_to_fail_is_named_and_cancels_the_others(ask) -> None:
             ended.append(len(pairs[0][0]))
 
     with pytest.raises(ScorerFailed, match=r"ZeroDivisionError.*on 1 pair.*'q2'.*'i2'") as caught:
-        ask(FunctionScorer(third_fails, batch_size=1, concurrency=4))
+        ask(FunctionScorer(third_fails, batch_size=1, concurrency=4, attempts=1))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert sorted(ended) == [0, 1, 2, 3]
+
+
+def failing(times: int, *, answer=lengths, is_async: bool, error=ConnectionError):
+    """A function that raises this many times, and the sizes of the calls it gets."""
+    calls: list[int] = []
+
+    def function(pairs):
+        calls.append(len(pairs))
+        if len(calls) <= times:
+            raise error("try again")
+        return answer(pairs)
+
+    async def awaited(pairs):
+        return function(pairs)
+
+    return (awaited if is_async else function), calls
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("attempts", "times"), [(3, 2), (2, 1), (1, 0)])
+def test_a_call_that_raises_is_made_again_for_the_same_pairs(is_async, attempts, times) -> None:
+    function, calls = failing(times, is_async=is_async)
+    scorer = FunctionScorer(function, attempts=attempts)
+    assert scorer.score(PAIRS).tolist() == [3.0 * n for n in range(7)]
+    assert calls == [7] * attempts
+    assert asyncio.run(scorer.ascore(PAIRS)).tolist() == [3.0 * n for n in range(7)]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_function_that_goes_on_raising_is_an_error_after_as_many_calls_as_are_allowed(is_async, attempts) -> None:
+    function, calls = failing(10, is_async=is_async)
+    with pytest.raises(ScorerFailed) as caught:
+        FunctionScorer(function, attempts=attempts).score(PAIRS)
+    assert calls == [7] * attempts
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert ("2 times" in str(caught.value)) == (attempts == 2)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (lambda pairs: [float("nan")] * len(pairs), NonFiniteScore),
+        (lambda pairs: [1.0], ScoreCountError),
+        (lambda pairs: None, ScoreCountError),
+    ],
+)
+def test_an_answer_that_would_be_wrong_again_is_an_error_at_once(is_async, answer, error) -> None:
+    function, calls = failing(0, answer=answer, is_async=is_async)
+    with pytest.raises(error):
+        FunctionScorer(function).score(PAIRS)
+    assert calls == [7]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+def test_nobody_who_stops_a_call_has_to_stop_it_again(stop) -> None:
+    function, calls = failing(10, is_async=False, error=stop)
+    with pytest.raises(stop):
+        FunctionScorer(function).score(PAIRS)
+    assert calls == [7]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_holds_the_scores_of_the_batches_before_it(is_async) -> None:
+    def function(pairs):
+        if pairs[0][0] == "xxxx":
+            raise ConnectionError
+        return lengths(pairs)
+
+    async def awaited(pairs):
+        return function(pairs)
+
+    with pytest.raises(ScorerFailed) as caught:
+        FunctionScorer(awaited if is_async else function, batch_size=2, concurrency=1, attempts=1).score(PAIRS)
+    assert caught.value.scored == {PAIRS[n]: 3.0 * n for n in range(4)}
 
 
 def test_wrong_answers_are_refused() -> None:

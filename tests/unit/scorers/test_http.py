@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed, UnknownName
-from adacur.core.records import Item, Query
-from adacur.core.scores import score_pairs
+from adacur.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed, UnknownName
+from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer, score_grid
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
 from adacur.scorers.http_dialects import DIALECTS
+from adacur.scores import score_pairs
 from tests.http_exchanges import EXCHANGES, FIRST, INSTRUCTION, MODEL, QUERY, SECOND
 from tests.rerank_servers import Asked, Reply, RerankServer, Trouble, logit_of
 
 KINDS = list(DIALECTS)
-RAW = ["tei", "vllm", "infinity"]
+RAW = ["tei", "vllm", "adacur", "infinity"]
 SAY_SO = [*RAW, "sglang", "llamacpp"]
 KEY = "sk-very-secret-0123456789"
 QUERIES = [Query(f"q{n}", f"query {n}") for n in range(40)]

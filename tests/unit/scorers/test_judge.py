@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.core.errors import InputError, ScorerFailed, UnknownName, UnknownOption
-from adacur.core.records import Item, Query
+from adacur.errors import InputError, ScorerFailed, UnknownName, UnknownOption
+from adacur.records import Item, Query
 from adacur.scorers import Cached, HttpScorer, JudgeScorer, Metered
 from tests.judge_servers import MODEL, JudgeServer, tiny_judge
 from tests.rerank_servers import Reply, Trouble
@@ -219,6 +219,25 @@ def test_a_prompt_that_is_too_long_is_found_in_its_batch(local) -> None:
         with pytest.raises(ScorerFailed, match=r"context length.*item 'giant'"):
             judge.score(pairs)
         assert judge.score(pairs[:9]).shape == (9,)
+
+
+def test_a_server_of_one_prompt_a_request_is_told_apart_and_asked_so(local) -> None:
+    def reply(asked):
+        several = asked.method == "POST" and len(asked.body["prompt"]) > 1
+        return Reply(500, {"error": {"message": "Internal Server Error"}}) if several else None
+
+    with JudgeServer(local, reply=reply) as server:
+        url = f"{server.root}/v1/completions"
+        with pytest.raises(ScorerFailed) as caught:
+            open_judge(url, attempts=2).score(PAIRS[:9])
+        assert all(part in str(caught.value) for part in ("llama-cpp-python", "batch_size=1", "#batch_size=1"))
+        judge = open_judge(url, batch_size=1)
+        again = JudgeScorer(judge.card.source, top_logprobs=ALL)
+        typed = JudgeScorer(f"{url}#batch_size=1", top_logprobs=ALL)
+        assert again.card == typed.card == judge.card
+        assert judge.score(PAIRS[:9]).tolist() == again.score(PAIRS[:9]).tolist() == typed.score(PAIRS[:9]).tolist()
+        with pytest.raises(InputError, match="batch_size"):
+            JudgeScorer(f"{url}#batch_size=none")
 
 
 def test_the_door_opens_judges_by_kind_by_address_and_by_source(local) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.core.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
-from adacur.core.records import Item, Query
+from adacur.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
+from adacur.records import Item, Query
 from adacur.scorers import MatrixScorer, score_grid
 
 QUERIES = [Query("q0", "x"), Query("q1", "y")]

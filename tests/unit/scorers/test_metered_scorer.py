@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from adacur.core.errors import ScorerFailed
-from adacur.core.records import Item, Query
+from adacur.errors import ScorerFailed
+from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer, Metered, ascore, score_grid
 
 QUERIES = [Query(f"q{n}", "x" * n) for n in range(3)]

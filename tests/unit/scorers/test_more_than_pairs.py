@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.core.errors import InputError, MissingExtra
+from adacur.errors import InputError, MissingExtra
 from adacur.scorers import OnnxCrossEncoder, SentenceTransformersScorer, TorchCrossEncoder, scorer
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code
 from tests.unit.scorers.cross_encoders.tiny_models import (
@@ -219,7 +219,7 @@ def test_settings_of_an_odd_type_are_the_folders_fault(tmp_path, file, content) 
 
 
 def test_a_classifier_trained_on_plain_pairs_has_no_template_of_its_base(tmp_path) -> None:
-    from adacur.training.ranking_model import untrained
+    from adacur.extras.train.ranking_model import untrained
 
     tokenizer, model = untrained(tiny_decoder(tmp_path / "base"), None, add_tags=False)
     for saved in (tokenizer, model):

@@ -8,18 +8,15 @@ import sys
 import pytest
 
 import adacur.scorers
-from adacur.core.errors import FileFormatError, InputError, MissingExtra, UnknownName, UnknownOption
-from adacur.core.extras import install_command
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Query
+from adacur.errors import FileFormatError, InputError, MissingExtra, UnknownName, UnknownOption
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Query
+from adacur.requirements import install_command
 from adacur.scorers import (
     FunctionScorer,
     HttpScorer,
-    LangChainScorer,
     MatrixScorer,
     OnnxCrossEncoder,
-    PyTerrierScorer,
-    RerankersScorer,
     SentenceTransformersScorer,
     TorchCrossEncoder,
     scorer,
@@ -111,26 +108,31 @@ def transformer(_):
     return pytest.importorskip("pyterrier").apply.doc_score(lambda row: float(len(row["text"])))
 
 
-HOSTS = [
-    (cross_encoder, SentenceTransformersScorer),
-    (langchain_encoder, LangChainScorer),
-    (ranker, RerankersScorer),
-    (transformer, PyTerrierScorer),
-]
-
-
-@pytest.mark.filterwarnings("ignore:The inplace keyword")
-@pytest.mark.parametrize(("make", "kind"), HOSTS)
-def test_objects_of_other_libraries_are_recognised(make, kind, tmp_path, monkeypatch) -> None:
-    made = make(tmp_path)
+def test_a_cross_encoder_of_sentence_transformers_is_recognised(tmp_path, monkeypatch) -> None:
+    made = cross_encoder(tmp_path)
     opened = scorer(made, name="mine")
-    assert type(opened) is kind
+    assert type(opened) is SentenceTransformersScorer
     assert opened.card.name == "mine"
     assert opened.score([PAIR]).shape == (1,)
     monkeypatch.setattr(sys.modules[__name__], "MADE", made, raising=False)
     again = scorer(f"{__name__}:MADE")
-    assert type(again) is kind
+    assert type(again) is SentenceTransformersScorer
     assert again.card.source == f"{__name__}:MADE", "so that an index can open it again"
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+@pytest.mark.parametrize("make", [langchain_encoder, ranker, transformer])
+def test_objects_of_other_libraries_are_refused_with_the_function_that_wraps_them(make, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"function of pairs: adacur\.scorer\("):
+        scorer(make(tmp_path))
+
+
+def test_a_function_of_pairs_is_the_adapter_of_other_libraries(tmp_path) -> None:
+    encoder, ranked = langchain_encoder(tmp_path), ranker(tmp_path / "ranker")
+    assert scorer(encoder.score, name="encoder").score([PAIR]).tolist() == [5.0]
+    wrapped = scorer(lambda pairs: [ranked.rank(q, [text]).results[0].score for q, text in pairs], name="ranker-v1")
+    with scorer(tmp_path / "ranker", device="cpu") as ours:
+        assert wrapped.score([PAIR]) == pytest.approx(ours.score([PAIR]), abs=1e-4)
 
 
 def test_a_scorer_can_be_named_where_it_is_imported_from(monkeypatch, tmp_path) -> None:
@@ -215,12 +217,11 @@ def test_near_misses_are_told_what_to_give_instead(tmp_path) -> None:
 
 def test_a_model_with_two_labels_is_refused_whoever_brings_it(tmp_path) -> None:
     two = tiny_transformer(tmp_path / "two", labels=2)
-    library, rerankers = pytest.importorskip("sentence_transformers"), pytest.importorskip("rerankers")
+    library = pytest.importorskip("sentence_transformers")
     for source in (
         two,
         tiny_onnx(tmp_path / "graph", labels=2),
         library.CrossEncoder(str(two), device="cpu"),
-        rerankers.Reranker(str(two), model_type="cross-encoder", device="cpu", verbose=0),
     ):
         with pytest.raises(InputError, match="one logit per pair"):
             scorer(source)
@@ -308,7 +309,7 @@ def test_what_was_opened_is_logged_once_and_only_when_asked(tmp_path, caplog) ->
         with scorer(folder, max_tokens=40) as opened:
             assert scorer(opened) is opened
         scorer(lengths, name="mine")
-    line = f"Scorer: tiny · onnx · int8 · up to 40 tokens · from {folder.resolve() / 'model.onnx'}"
+    line = f"Scorer: tiny · onnx · int8 · up to 40 tokens (given) · from {folder.resolve() / 'model.onnx'}"
     assert [record.getMessage() for record in caplog.records] == [
         line,
         f"Scorer: mine · function · from {__name__}:lengths",
@@ -338,7 +339,7 @@ def test_a_module_that_misses_an_import_of_its_own_is_not_called_absent(tmp_path
 
 def test_a_name_of_the_catalogue_opens_wherever_a_scorer_is_taken(monkeypatch, tmp_path) -> None:
     name = "ms-marco-MiniLM-L-12-v2"
-    monkeypatch.setattr("adacur.scorers.opening.fetch", lambda asked: tiny_onnx(tmp_path / asked, dynamic=True))
+    monkeypatch.setattr("adacur.scorers.by_name.fetch", lambda asked: tiny_onnx(tmp_path / asked, dynamic=True))
     with scorer(name) as opened:
         assert isinstance(opened, OnnxCrossEncoder)
         assert opened.card.name == name
@@ -420,10 +421,21 @@ def test_a_missing_extra_gives_the_line_that_installs_it() -> None:
     program = (
         "import sys\n"
         "sys.modules['sentence_transformers'] = None\n"
-        "from adacur.core.errors import MissingExtra\n"
+        "from adacur.errors import MissingExtra\n"
         "from adacur.scorers import SentenceTransformersScorer\n"
         "try: SentenceTransformersScorer('org/name')\n"
         "except MissingExtra as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert install_command("sentence-transformers") in done.stdout
+
+
+def test_a_named_scorer_of_a_module_is_known_by_where_it_was_found(tmp_path, monkeypatch) -> None:
+    (tmp_path / "own_scorers.py").write_text(
+        "import adacur\nwrapped = adacur.scorer(lambda pairs: [0.0 for _ in pairs], name='wrapped-1')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    opened = adacur.scorer("own_scorers:wrapped", name="wrapped-1")
+    assert (opened.card.name, opened.card.source) == ("wrapped-1", "own_scorers:wrapped")
+    with pytest.raises(InputError, match="name"):
+        adacur.scorer("own_scorers:wrapped", name="another")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from adacur import Item, Query
-from adacur.core.errors import ScoreCountError
-from adacur.core.money import Price
-from adacur.core.protocols import ScorerCard
 from adacur.data import fetch
+from adacur.errors import ScoreCountError
+from adacur.money import Price
+from adacur.protocols import ScorerCard
 from adacur.scorers import Cached, FunctionScorer, Metered, OnnxCrossEncoder, count_tokens, price_of
 from adacur.scorers.prices import PRICES, units_of
 
@@ -35,13 +35,10 @@ class Service:
     card = ScorerCard("service", "http")
 
     def __init__(self, url: str, model: str | None, *, batch_size: int = 100) -> None:
-        self.url, self.model, self._size = url, model, batch_size
+        self.url, self.model, self.batch_size = url, model, batch_size
 
     def score(self, pairs):
         return np.zeros(len(pairs))
-
-    def requests(self, pairs):
-        return [pairs[at : at + self._size] for at in range(0, len(pairs), self._size)]
 
 
 def pairs_of(n: int) -> list:
@@ -110,10 +107,10 @@ def test_a_price_is_that_of_the_host_that_is_called() -> None:
 
 @pytest.mark.parametrize(
     ("n", "tokens", "batch_size", "units"),
-    [(1, 50, 100, 1), (100, 50, 100, 1), (101, 50, 100, 2), (100, 600, 100, 2), (10, 50, 5, 2), (0, 50, 100, 0)],
+    [(1, 50, 100, 1), (100, 50, 100, 1), (101, 50, 100, 2), (150, 50, 500, 2), (10, 50, 5, 2), (0, 50, 100, 0)],
 )
-def test_a_search_is_a_query_with_a_hundred_documents_or_pieces(n, tokens, batch_size, units) -> None:
+def test_a_search_is_a_request_of_up_to_a_hundred_pairs(n, tokens, batch_size, units) -> None:
     price = Price.of("2 USD / 1000 searches")
     service = Service("https://api.cohere.com/v2/rerank", "rerank-v4.0-fast", batch_size=batch_size)
 
-    assert units_of(price, service, pairs_of(n), np.full(n, tokens)) == units
+    assert units_of(price, service, np.full(n, tokens)) == units

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, ScorerFailed, TextTooLong
-from adacur.core.records import Item, Query
-from adacur.core.scores import score_pairs
+from adacur.errors import InputError, ScorerFailed, TextTooLong
+from adacur.records import Item, Query
 from adacur.scorers import SentenceTransformersScorer, TorchCrossEncoder
+from adacur.scores import score_pairs
 from tests.real_models import torch_cross_encoder
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, WORDS, tiny_transformer
 
@@ -134,7 +134,7 @@ def test_what_is_no_cross_encoder_is_refused(tmp_path, folder) -> None:
         SentenceTransformersScorer(headless, device="cpu")
     with pytest.raises(InputError, match="CrossEncoder"):
         SentenceTransformersScorer(library.CrossEncoder)
-    with pytest.raises(InputError, match="object"):
+    with pytest.raises(InputError, match="hub name"):
         SentenceTransformersScorer([1, 2])
 
 

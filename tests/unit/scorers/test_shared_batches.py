@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Query
+from adacur.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer, Metered, ascore
 from adacur.scorers.shared_batches import SharedBatches, shared_batches
 

@@ -5,32 +5,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex
-from adacur.approximation import PseudoInverse
-from adacur.core.errors import InputError, ScoreCountError
+from adacur import AdaCUR, AnchorIndex, Gaussian
+from adacur.errors import InputError, ScoreCountError
+from adacur.model import PseudoInverse
+from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
-from adacur.search.adaptive import AdaptiveSearch, LockStep
-from adacur.search.prospects import memory_prospects
+from adacur.search.asktell import AskTell, QueryBatch
+from adacur.search.places import in_memory
 
 
 def plan_of(world, sizes, **choices):
     index = AnchorIndex(world.index, scorer=world.scorer)
     plan = plan_search(index, 1, budget=sum(sizes), method=AdaCUR(rounds=len(sizes), **choices))
-    return replace(plan, batch_sizes=lambda affordable: sizes)
+    return replace(plan, sizes=lambda affordable: sizes)
 
 
-def lock_step(world, plan, approximator=None) -> LockStep:
-    return LockStep(
+def lock_step(world, plan, approximator=None) -> QueryBatch:
+    return QueryBatch(
         plan,
         world.test,
         1,
-        prospects=memory_prospects(plan, [np.arange(4)] * len(world.test), np.ones(len(world.items), dtype=bool)),
+        candidates=in_memory(plan, [np.arange(4)] * len(world.test), np.ones(len(world.items), dtype=bool)),
         approximation=(approximator or PseudoInverse()).begin(world.index, world.test),
     )
 
 
 @pytest.fixture
-def asking(world) -> AdaptiveSearch:
+def asking(world) -> AskTell:
     return lock_step(world, plan_of(world, (4, 3))).searches[0]
 
 
@@ -87,12 +88,36 @@ def test_after_stop_the_first_few_scores_are_enough(asking, world) -> None:
     asking.stop("deadline")
     asking.tell(world.test_scores[0][:2])
     assert not len(asking.ask())
-    positions, _scores, _ = asking.best(10)
+    positions, _scores, _ = asking.best()
     assert sorted(positions.tolist()) == [0, 1]
     assert asking.trace(settings={}).stopped == "deadline"
 
 
 def test_several_rounds_need_an_approximation(world) -> None:
-    plan = replace(plan_of(world, (4, 3)), approximator=None)
+    plan = replace(plan_of(world, (4, 3)), model=None)
     with pytest.raises(InputError, match="approximation"):
         lock_step(world, plan)
+
+
+@pytest.mark.parametrize("scale", [1e38, 1e200, 1e300])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("method", [Gaussian, AdaCUR])
+def test_predictions_beyond_the_range_of_floats_are_left_out(world, scale, dtype, method) -> None:
+    scorer = MatrixScorer(queries=world.test, items=world.items, scores=world.test_scores * scale)
+    index = AnchorIndex.from_arrays(
+        items=world.items, anchor_queries=world.anchors, scores=world.anchor_scores.astype(dtype), scorer=scorer
+    )
+    hits = index.search(world.test[0], 5, budget=40, method=method(keep_predictions="all"))
+    kept = [
+        values
+        for values in (
+            hits.approximate_scores,
+            *(round_.predicted for round_ in hits.trace.rounds),
+            *(round_.all_predicted for round_ in hits.trace.rounds),
+        )
+        if values is not None
+    ]
+    assert all(np.isfinite(values).all() for values in kept)
+    assert hits.trace.calls == 40
+    if (dtype, scale) == (np.float64, 1e38):
+        assert len(kept) == 1 + 2 * (len(hits.trace.rounds) - 1)

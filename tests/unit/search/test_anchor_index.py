@@ -9,8 +9,7 @@ import pytest
 
 import adacur
 from adacur import BM25, AnchorIndex, Budget, First, Gaussian, Item, Query
-from adacur.approximation import TopK
-from adacur.core.errors import (
+from adacur.errors import (
     BudgetError,
     EmptyInput,
     InputError,
@@ -19,6 +18,7 @@ from adacur.core.errors import (
     ScorerFailed,
     UnknownName,
 )
+from adacur.model import TopK
 from adacur.scorers import FunctionScorer, MatrixScorer, Metered
 from adacur.search import method_named, plan_search, search_options
 
@@ -100,7 +100,7 @@ def test_without_a_first_stage_the_search_starts_at_random_and_the_seed_decides(
 
 
 def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
-    from adacur.core.results import Hits
+    from adacur.results import Hits
 
     class Stingy:
         name = "stingy"
@@ -161,7 +161,7 @@ def test_a_query_that_is_not_text_is_refused(index, query) -> None:
 
 
 def test_a_first_stage_that_names_an_item_twice_has_it_scored_once(world) -> None:
-    from adacur.core.results import Hits
+    from adacur.results import Hits
 
     class Stuttering:
         name = "stuttering"
@@ -184,7 +184,7 @@ def test_a_first_stage_must_answer_every_query(world) -> None:
 
 
 def test_a_pool_that_the_first_stage_cannot_fill_is_topped_up_at_random(world) -> None:
-    from adacur.core.results import Hits
+    from adacur.results import Hits
 
     class Empty:
         def search(self, queries, k):
@@ -249,7 +249,7 @@ def test_a_scorer_that_misbehaves_is_named(world, answer, error) -> None:
 
 
 def test_a_scorer_object_that_raises_is_reported_as_such(world) -> None:
-    from adacur.core.protocols import ScorerCard
+    from adacur.protocols import ScorerCard
 
     class Broken:
         card = ScorerCard(name="broken", backend="test")
@@ -394,8 +394,8 @@ def test_scores_of_any_scale_are_searched_to_the_end(scale, rank, method) -> Non
         first={"bm25": BM25.build(items)},
     )
     budget = {} if method == "exact" else {"budget": 20}
-    for first in (None, First(fuse=0.5)):
-        hits = index.search(queries[12], 5, method=method, first=first, **budget)
+    for fuse in (None, 0.5):
+        hits = index.search(queries[12], 5, method=method, fuse=fuse, **budget)
         assert len(hits) == 5
         assert hits.trace.calls == (40 if method == "exact" else 20)
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, First, Gaussian, Item, Query
-from adacur.approximation import GaussianModel
-from adacur.core.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
-from adacur.core.protocols import ScorerCard
+from adacur.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
+from adacur.model import GaussianModel
+from adacur.protocols import ScorerCard
 from adacur.scorers import FunctionScorer, Metered
-from adacur.scorers.shared_batches import shared_batches
+from adacur.search.shared_loop import loop_of
 
 METHODS = [
     {"method": "gaussian", "budget": 40, "first": "noisy"},
@@ -143,7 +143,7 @@ class Counting:
         return self.scorer.score(pairs)
 
     def _waiting(self) -> int:
-        return sum(len(pairs) for pairs, _ in list(shared_batches(self)._waiting))
+        return sum(search.joined.n_waiting for search in list(loop_of(self)._ready))
 
 
 def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world) -> None:
@@ -168,6 +168,50 @@ def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world)
     assert first_rounds <= set(chain(*counting.asked[:2]))
     assert sum(counting.sizes[:2]) <= 6 * 6 + 4 * (counting.sizes[0] // 6)
     assert [answer(hits) for hits in found] == [answer(alone.search(query, k=5, budget=20)) for query in world.test]
+
+
+def test_a_function_is_called_once_at_a_time_whatever_is_around_it(world) -> None:
+    at_once: list[int] = []
+    running = 0
+
+    def counts(pairs):
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        time.sleep(0.002)
+        running -= 1
+        return [float(len(item)) for _, item in pairs]
+
+    scorer = FunctionScorer(counts)
+    indexes = [AnchorIndex(world.index, scorer=one) for one in (scorer, Metered(scorer), Metered(scorer))]
+
+    async def last_step(index, query):
+        return [hits async for hits in index.asearch_iter(query, k=5, budget=20)][-1]
+
+    async def together() -> list:
+        searches = [index.asearch(query, k=5, budget=20) for index in indexes for query in world.test[:2]]
+        return await asyncio.gather(*searches, *(last_step(index, world.test[2]) for index in indexes))
+
+    assert {hits.trace.calls for hits in asyncio.run(together())} == {20}
+    assert set(at_once) == {1}
+
+
+def test_a_reader_of_rounds_pays_for_those_it_asks_for(world) -> None:
+    counting = Counting(world.scorer)
+    index = AnchorIndex(world.index, scorer=counting, first={"noisy": world.noisy_first()})
+
+    async def leaves() -> int:
+        steps = index.asearch_iter(world.test[0], k=5, budget=50, method=Gaussian(rounds=5))
+        calls = (await anext(steps)).trace.calls
+        await asyncio.sleep(0.05)
+        await steps.aclose()
+        return calls
+
+    assert asyncio.run(leaves()) == sum(counting.sizes) < 50
+
+
+def test_no_queries_have_no_answers(index) -> None:
+    assert asyncio.run(index.asearch([], k=5)) == index.search([], k=5) == []
 
 
 def test_a_nan_hurts_only_the_search_whose_pair_it_was(world) -> None:
@@ -230,7 +274,9 @@ def test_no_scorer_is_sent_more_than_the_budget_because_a_neighbour_s_query_fail
     if wrap == "function":
         queries = {query.text: query for query in world.test}
         items = {item.text: item for item in world.items}
-        scorer = FunctionScorer(lambda pairs: failing.score([(queries[query], items[item]) for query, item in pairs]))
+        scorer = FunctionScorer(
+            lambda pairs: failing.score([(queries[query], items[item]) for query, item in pairs]), attempts=1
+        )
     index = AnchorIndex(world.index, scorer=scorer)
 
     async def together() -> list:

@@ -14,9 +14,9 @@ from rich.text import Text
 
 import adacur
 from adacur import Dense
-from adacur.core.errors import NotTrusted, UnknownName
+from adacur.errors import NotTrusted, UnknownName
+from adacur.replay import tune
 from adacur.scorers.consent import check_not_from_here, why_consent
-from adacur.tuning import tune
 from tests.editing import Edited
 from tests.living_world import Encoder, build, item, query, score
 
@@ -118,7 +118,7 @@ def test_what_calls_no_scorer_needs_no_consent(wiki: Path) -> None:
         assert len(index) == 12
         assert tune(index, k=2, budget=5, queries=20, quick=True).n_queries == 20
         Edited(index).remove(["i1"])
-    assert adacur.index.verify(wiki).ok
+    assert adacur.store.verify(wiki).ok
 
 
 @pytest.mark.parametrize("source", ["evil:score", "wiki.evil:score"])

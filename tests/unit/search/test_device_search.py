@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from adacur import BM25, AnchorIndex, Budget, Dense, First, Gaussian, Item, Query
-from adacur.approximation import GaussianModel
-from adacur.approximation.device_posteriors import DevicePosteriors
-from adacur.approximation.recorded_choice import RecordedChoices
-from adacur.core.errors import AdacurError
+from adacur.errors import AdacurError
+from adacur.extras.kernels.graph_top_n import RecordedChoices
+from adacur.model import GaussianModel
+from adacur.model.device_posteriors import DevicePosteriors
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
-from adacur.search.device_search import DeviceLockStep
+from adacur.search.device_search import BatchOnDevice
 from adacur.search.rounds import Rounds
+from tests.stopping import Stopping
 
 torch = pytest.importorskip("torch")
 
@@ -80,21 +81,18 @@ def rounds_of(hits: Any) -> list[set[int]]:
         {},
         {"method": Gaussian(first_weight=0.0)},
         {"method": Gaussian(first_weight=2.0, rounds=7)},
-        {"method": Gaussian(first_share=0.3)},
-        {"method": Gaussian(stop_when=0.8)},
+        {"method": Stopping(stop_when=0.8)},
         {"method": Gaussian(keep_predictions="last")},
         {"filter": {"parity": 1}},
         {"filter": [item.id for item in ITEMS[:45]]},
         {"first": First("dense", pool=60)},
-        {"first": First("dense", fuse=0.5)},
+        {"first": "dense", "fuse": 0.5},
         {"budget": 1000},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("n_anchors", [0, 1, N_ANCHORS])
 def test_the_same_items_are_scored_as_on_numpy(n_anchors: int, options: dict[str, Any]) -> None:
-    if n_anchors == 0 and ("fuse" in str(options) or "stop_when=0.8" in str(options)):
-        pytest.skip("needs anchor queries")
     options = {"budget": 40} | options
     here, there = index_of(n_anchors=n_anchors), index_of(n_anchors=n_anchors, device="cpu")
     for one, other in zip(here.search(QUERIES, 5, **options), there.search(QUERIES, 5, **options), strict=True):
@@ -152,9 +150,9 @@ def test_searches_that_time_out_at_different_places_hold_their_scores(monkeypatc
 def test_items_are_chosen_on_the_device_where_that_is_enough() -> None:
     there = index_of(device="cpu")
     joined = Rounds().join(plan_search(there, 5, budget=40), QUERIES, 5)
-    assert isinstance(joined.steps, DeviceLockStep)
-    joined = Rounds().join(plan_search(there, 5, budget=40, method=Gaussian(first_share=0.2)), QUERIES, 5)
-    assert not isinstance(joined.steps, DeviceLockStep)
+    assert isinstance(joined.batch, BatchOnDevice)
+    joined = Rounds().join(plan_search(there, 5, budget=40, method=Gaussian(keep_predictions="last")), QUERIES, 5)
+    assert not isinstance(joined.batch, BatchOnDevice)
 
 
 def test_a_device_that_runs_out_of_memory_goes_on_with_fewer_queries(
@@ -183,7 +181,7 @@ def test_a_device_that_runs_out_of_memory_goes_on_with_fewer_queries(
 def test_an_index_larger_than_the_device_stays_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from adacur.approximation import Features
+    from adacur.model import Features
 
     def no_room(self: Any, device: str) -> Any:
         raise torch.OutOfMemoryError("no memory")
@@ -216,7 +214,7 @@ def test_a_batch_and_a_lone_query_score_the_same_items() -> None:
     together = index.search(QUERIES, 5, budget=40)
     for query, hits in zip(QUERIES, together, strict=True):
         assert rounds_of(index.search(query, 5, budget=40)) == rounds_of(hits)
-        assert index.search(query, 5, budget=40, method=Gaussian(stop_when=0.8)).trace.stopped in ("settled", "budget")
+        assert index.search(query, 5, budget=40, method=Stopping(stop_when=0.8)).trace.stopped in ("settled", "budget")
 
 
 def test_halves_of_many_queries_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +245,7 @@ def test_a_recorded_choice_is_the_same_choice(options: Any, method: Any, monkeyp
         return run
 
     plain = index_of(device="cpu", **options)
-    monkeypatch.setattr("adacur.approximation.gaussian_model.RecordedChoices", lambda: RecordedChoices(capture=capture))
+    monkeypatch.setattr("adacur.extras.kernels.graph_top_n.RecordedChoices", lambda: RecordedChoices(capture=capture))
     index = index_of(device="cpu", **options)
     for query in QUERIES:
         one, other = (each.search(query, 5, budget=140, method=method) for each in (plain, index))
@@ -265,7 +263,7 @@ def test_a_choice_that_cannot_be_recorded_is_made_without(
     def refuse(run: Any) -> Any:
         raise RuntimeError("no graphs here")
 
-    monkeypatch.setattr("adacur.approximation.gaussian_model.RecordedChoices", lambda: RecordedChoices(capture=refuse))
+    monkeypatch.setattr("adacur.extras.kernels.graph_top_n.RecordedChoices", lambda: RecordedChoices(capture=refuse))
     with caplog.at_level(logging.WARNING):
         hits = index_of(device="cpu").search(QUERIES[0], 5, budget=40)
     assert rounds_of(hits) == rounds_of(index_of(device="cpu").search(QUERIES[0], 5, budget=40))

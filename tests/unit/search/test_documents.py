@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Budget, Gaussian, Item
-from adacur.core.as_json import as_json
-from adacur.core.errors import DuplicateId, InputError, UnknownName
-from adacur.index import IndexFolder, read_manifest
-from adacur.search import export, plan_search
+from adacur import AnchorIndex, Budget, Item
+from adacur.as_json import as_json
+from adacur.errors import DuplicateId, InputError, UnknownName
+from adacur.search import plan_search
 from adacur.search.rounds import search_iter
-from tests.memory_store import MemoryStore
+from adacur.store import IndexFolder, read_manifest
+from tests.stopping import Stopping
 
 WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "glade", "heath", "islet", "jetty"]
 DOCUMENTS = {
@@ -78,7 +78,7 @@ def test_hits_show_the_passage_and_name_the_document(index) -> None:
 
 
 def test_hits_of_every_round_and_of_batches_count_documents(index) -> None:
-    plan = plan_search(index, 4, budget=30, method=Gaussian(rounds=3, stop_when=0.999999))
+    plan = plan_search(index, 4, budget=30, method=Stopping(rounds=3, stop_when=0.999999))
 
     for hits in search_iter(plan, "cedar ember", 4):
         assert len({hit.document for hit in hits}) == len(hits)
@@ -104,18 +104,6 @@ def test_in_memory_documents_count_too() -> None:
     assert [hit.document for hit in index.search("birch delta glade", 9, budget=len(ITEMS))] == [
         document for document, _ in best_documents("birch delta glade", 9)
     ]
-
-
-def test_an_exported_index_counts_documents_where_it_is_searched(tmp_path) -> None:
-    path = tmp_path / "index"
-    index = adacur.build(ITEMS, ANCHORS, scorer=score, path=path, progress=False, tune=False)
-    store = MemoryStore("here")
-    export(index, store, progress=False)
-    there = adacur.load(path, scorer=score, store=store)
-
-    hits = there.search("birch delta glade", 9, budget=len(ITEMS))
-
-    assert [(hit.document, hit.id) for hit in hits] == best_documents("birch delta glade", 9)
 
 
 @pytest.fixture(name="editable")
@@ -225,7 +213,7 @@ def test_a_filter_names_documents_whether_they_have_passages_or_are_one(index) -
         index.search("amber jetty", 9, budget=len(ITEMS), filter={"d3", "alone"})
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, {1, 2}, [[1]], [{"a": 1}]])
+@pytest.mark.parametrize("value", [{"a": 1}, [[1]], [{"a": 1}]])
 def test_a_filter_by_values_that_cannot_be_compared_is_refused(index, value) -> None:
     with pytest.raises(InputError, match="texts and numbers"):
         index.search("a", k=1, budget=2, filter={"document": value})

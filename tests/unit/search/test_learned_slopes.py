@@ -12,15 +12,15 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, Budget, Gaussian, Hits, Item, Query
-from adacur.approximation.rank_slopes import RankSlopes
-from adacur.core.protocols import FirstStage, Ranking
-from adacur.evaluation import top_k_recall
 from adacur.first_stages import Joined, Matrix, as_hits, placed
+from adacur.model.rank_slopes import RankSlopes
+from adacur.protocols import FirstStage, Ranking
+from adacur.replay import top_k_recall
+from adacur.replay.held_out import method_of
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search, rounds
-from adacur.search.first_stages import FirstStageWarning, learned_slopes
+from adacur.search.index_stages import FirstStageWarning, learned_slopes
 from adacur.search.tuned import GaussianSettings
-from adacur.tuning.held_out import method_of
 
 N_ITEMS, N_ANCHORS, N_TEST = 400, 30, 40
 ITEMS = [Item(f"i{position}", f"item {position}") for position in range(N_ITEMS)]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from adacur import AXN, AdaCUR, AnchorIndex, Budget, Dense, First, Gaussian
-from adacur.approximation import EmbeddingRegression, Uniform
-from adacur.core.errors import BudgetError, InputError, UnknownName
+from adacur.errors import BudgetError, InputError, UnknownName
 from adacur.first_stages.encoders import EncoderCard
+from adacur.model import EmbeddingRegression, Uniform
 from adacur.scorers import Metered
 from adacur.search import METHODS, method_named, plan_search, search_options
 
@@ -98,9 +98,7 @@ def test_a_method_that_there_is_not_is_named_with_the_nearest() -> None:
     [
         ("gaussian", "rounds", 0),
         ("adacur", "rounds", 2.5),
-        ("adacur", "first_share", 1.5),
         ("adacur", "first_weight", -1),
-        ("axn", "stop_when", 1.0),
         ("anncur", "split", 0.0),
         ("gaussian", "first_batch", 1.0),
         ("rerank", "seed", 0.5),
@@ -122,10 +120,10 @@ def test_single_values_make_the_same_options_as_objects(dense_index) -> None:
         dense_index, method="adacur", rounds=3, seed=None, first="dense", pool=20, fuse=0.5, budget=40, deadline=9.0
     )
     assert flat["method"] == AdaCUR(rounds=3)
-    assert flat["first"] == First("dense", pool=20, fuse=0.5)
+    assert (flat["first"], flat["fuse"]) == (First("dense", pool=20), 0.5)
     assert flat["budget"] == Budget(40, deadline=9.0)
-    assert search_options(dense_index, stop_when=0.9)["method"] == Gaussian(stop_when=0.9)
-    assert search_options(dense_index) == dict.fromkeys(("budget", "method", "first", "filter"))
+    assert search_options(dense_index, first_weight=0.9)["method"] == Gaussian(first_weight=0.9)
+    assert search_options(dense_index) == dict.fromkeys(("budget", "method", "first", "fuse", "filter"))
 
 
 def test_uniform_rounds_are_a_uniform_sample_whatever_is_predicted(world) -> None:

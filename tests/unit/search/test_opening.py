@@ -11,7 +11,8 @@ import pytest
 
 import adacur
 from adacur import BM25, AnchorIndex, Dense, Item, Query
-from adacur.core.errors import (
+from adacur.data import ItemFile
+from adacur.errors import (
     IncompleteIndex,
     IndexLocked,
     InputError,
@@ -20,11 +21,10 @@ from adacur.core.errors import (
     UnknownName,
     WrongScorer,
 )
-from adacur.data import ItemFile
-from adacur.index import Origin, locked
+from adacur.replay.replayed_settings import verdict
 from adacur.scorers import Cached, FunctionScorer, Metered
-from adacur.search.first_stages import save_first_stage
-from adacur.tuning import verdict
+from adacur.search.index_stages import save_first_stage
+from adacur.store import Origin, locked
 from tests.editing import Edited
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
@@ -186,20 +186,20 @@ def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> Non
 
 def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
     build(tmp_path / "index")
-    assert adacur.index.verify(tmp_path / "index").ok
+    assert adacur.store.verify(tmp_path / "index").ok
     stage = tmp_path / "index" / "first" / "bm25"
     file = max((file for file in stage.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    (problem,) = adacur.index.verify(tmp_path / "index").problems
+    (problem,) = adacur.store.verify(tmp_path / "index").problems
     assert problem.file == f"first/bm25/{file.relative_to(stage)}"
 
 
 def test_verify_finds_a_first_stage_that_was_lost(tmp_path) -> None:
     build(tmp_path / "index")
     shutil.rmtree(tmp_path / "index" / "first" / "bm25")
-    (problem,) = adacur.index.verify(tmp_path / "index").problems
+    (problem,) = adacur.store.verify(tmp_path / "index").problems
     assert problem.file == "first/bm25"
 
 
@@ -268,7 +268,7 @@ def test_a_dense_stage_in_another_order_lends_each_item_its_own_embedding() -> N
 def test_a_first_stage_that_is_there_is_left_alone(tmp_path) -> None:
     build(tmp_path / "index")
     save_first_stage(BM25.build(ITEMS[:3]), tmp_path / "index")
-    assert adacur.index.verify(tmp_path / "index").ok
+    assert adacur.store.verify(tmp_path / "index").ok
     with pytest.raises(InputError, match="name of a folder"):
         save_first_stage(BM25.build(ITEMS), tmp_path / "index", name="org/bm25")
 
@@ -292,7 +292,7 @@ def test_a_search_with_a_cache_finds_the_same_and_pays_once(tmp_path) -> None:
 
 
 def test_the_scorer_named_in_the_manifest_is_cached_too(tmp_path) -> None:
-    build(tmp_path / "index", scorer=FunctionScorer(overlap, source=f"{__name__}:overlap"))
+    build(tmp_path / "index", scorer=FunctionScorer(overlap, name="words-1", source=f"{__name__}:overlap"))
     for expected in ((0, 20), (20, 0)):
         index = adacur.load(tmp_path / "index", trust=True)
         index = index.with_scorer(lambda scorer: Cached(scorer, tmp_path / "scores.sqlite"))
@@ -366,7 +366,7 @@ def test_a_build_with_a_cache_pays_for_no_pair_twice(tmp_path) -> None:
 
 def test_a_cache_that_cannot_be_used_is_refused_before_anything_is_scored(tmp_path) -> None:
     (tmp_path / "scores.sqlite").write_text("these are no scores")
-    paid = Metered(FunctionScorer(overlap))
+    paid = Metered(FunctionScorer(overlap, name="f"))
     with pytest.raises(InputError, match="not a score cache"):
         build(tmp_path / "index", scorer=Cached(paid, tmp_path / "scores.sqlite"))
     assert paid.calls == 0

@@ -8,13 +8,13 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, Item, Query
-from adacur.core.as_json import as_json
-from adacur.core.errors import DamagedIndex, InputError, NewerFormat
+from adacur.as_json import as_json
+from adacur.errors import DamagedIndex, InputError, OtherFormat
 from adacur.first_stages import Matrix
-from adacur.index import AnchorTable
+from adacur.replay.calibration import store_relevance
 from adacur.scorers import MatrixScorer
 from adacur.search.relevance import RELEVANCE, Calibration, Relevance, read_relevance
-from adacur.tuning.calibration import store_relevance
+from adacur.store import AnchorTable
 
 N_ITEMS, N_ANCHORS = 60, 40
 ITEMS = [Item(f"i{at}", f"item {at}") for at in range(N_ITEMS)]
@@ -142,7 +142,7 @@ def test_of_other_anchor_queries_it_is_not_used(tmp_path: Path) -> None:
         (lambda data: data | {"relevance": data["relevance"] | {"nothing": 1e9}}, DamagedIndex),
         (lambda data: data | {"type": "cake"}, DamagedIndex),
         (lambda data: [], DamagedIndex),
-        (lambda data: data | {"format": 99}, NewerFormat),
+        (lambda data: data | {"format": 99}, OtherFormat),
     ],
 )
 def test_a_file_that_says_nonsense_is_refused_by_its_name(tmp_path: Path, change, error) -> None:

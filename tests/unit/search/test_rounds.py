@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Rerank
-from adacur.core.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
-from adacur.core.protocols import ScorerCard
+from adacur.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
+from adacur.protocols import ScorerCard
 from adacur.search import plan_search, rounds
 from adacur.search.rounds import Rounds
 
@@ -114,12 +114,14 @@ def test_a_tight_deadline_is_kept_beside_a_search_that_has_none(world) -> None:
     assert patient.hits()[0].trace.calls == len(world.items)
 
 
-@pytest.mark.parametrize("limit", ["_PAIRS_AT_ONCE", "_PREDICTIONS_AT_ONCE", "_SQUARES_AT_ONCE", "_RANKS_AT_ONCE"])
+@pytest.mark.parametrize(
+    "limit", ["rounds._PAIRS_AT_ONCE", "places._PREDICTIONS_AT_ONCE", "plan._SQUARES_AT_ONCE", "plan._RANKS_AT_ONCE"]
+)
 def test_groups_that_fit_into_memory_answer_as_all_at_once(index, world, monkeypatch, limit) -> None:
     plan = plan_search(index, 5, budget=40)
     whole = rounds.search(plan, world.test, 5)
     calls = len(index.scorer.calls)
-    monkeypatch.setattr(rounds, limit, 1)
+    monkeypatch.setattr(f"adacur.search.{limit}", 1)
     parts = rounds.search(plan, world.test, 5)
     assert len(index.scorer.calls) - calls == calls * len(world.test)
     assert [everything(hits) for hits in parts] == [everything(hits) for hits in whole]

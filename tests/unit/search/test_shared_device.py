@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from adacur import Budget, Gaussian, Rerank
-from adacur.approximation.device_posteriors import DevicePosteriors
-from adacur.core.errors import DeviceFailed
-from adacur.core.scores import PairsAt, joined_pairs
-from adacur.search import stepping
-from adacur.search.stepping import asearch_iter, loop_of
-from adacur.serving.metrics import Metrics
-from adacur.serving.scoring import ServedScorers
+from adacur.errors import DeviceFailed
+from adacur.extras.server.metrics import Metrics
+from adacur.extras.server.scoring import ServedScorers
+from adacur.model.device_posteriors import DevicePosteriors
+from adacur.scores import PairsAt, joined_pairs
+from adacur.search import shared_loop as stepping
+from adacur.search.shared_loop import asearch_iter, loop_of
+from tests.stopping import Stopping
 from tests.unit.search.test_device_search import QUERIES, index_of, rounds_of
 
 torch = pytest.importorskip("torch")
@@ -29,7 +30,7 @@ KINDS: list[dict[str, Any]] = [
     {"k": 5, "budget": 40},
     {"k": 3, "budget": 23, "method": Gaussian(rounds=3)},
     {"k": 4, "budget": 40, "filter": {"parity": 1}},
-    {"k": 4, "budget": 40, "method": Gaussian(stop_when=0.8)},
+    {"k": 4, "budget": 40, "method": Stopping(stop_when=0.8)},
     {"k": 2, "budget": Budget(30, deadline=600)},
     {"k": 2, "budget": 30, "method": Gaussian(keep_predictions="last")},
     {"k": 2, "budget": 20, "method": Rerank()},

@@ -39,16 +39,43 @@ def test_a_full_call_is_shared_so_that_the_small_get_all_and_the_large_equal_par
     sharing = Sharing(pairs=100)
     assert sharing.shares([Waiting(2000), *[Waiting(20)] * 3, Waiting(50)]) == [20, 20, 20, 20, 20]
     assert sharing.shares([Waiting(2000), Waiting(10), Waiting(500)]) == [45, 10, 45]
-    # Everybody takes part, in a crowd too.
-    assert sharing.shares([Waiting(20)] * 300) == [1] * 300
+    # In a crowd the first take part, and the others in the next calls.
+    assert sharing.shares([Waiting(20)] * 300) == [1] * 100 + [0] * 200
 
 
-def test_a_call_takes_about_its_seconds_on_a_slow_scorer_and_never_less_than_a_small_one() -> None:
+def test_a_call_takes_about_its_seconds_however_slow_the_scorer() -> None:
     big = [Waiting(4000)]
     assert paced(0.001, pairs=4096, seconds=0.5).shares(big) == [500]
-    assert paced(1.0, pairs=4096, seconds=0.5).shares(big) == [64]
+    assert paced(1.0, pairs=4096, seconds=0.5).shares(big) == [1]
     assert paced(1e-6, pairs=1000, seconds=0.5).shares(big) == [1000]
     assert Sharing(pairs=4096, seconds=0.5).shares(big) == [256]
+
+
+def lined(call: float, pair: float, **options) -> Sharing:
+    """A scorer that has been seen to take so many seconds for a call, and so many more for each pair."""
+    sharing = Sharing(**options)
+    for n in (10, 30):
+        sharing.note(n, call + pair * n)
+    return sharing
+
+
+def test_at_least_half_of_a_call_is_spent_on_its_pairs() -> None:
+    assert lined(2.0, 0.125, seconds=0.5).shares([Waiting(4000)]) == [16]
+
+
+def test_what_a_call_takes_is_told_from_what_its_pairs_take() -> None:
+    # Eight of ten seconds: five for the call, 30 pairs of a tenth of a second.
+    assert lined(5.0, 0.1).shares([Waiting(500, seconds_left=10)]) == [30]
+    # Another call is not worth while.
+    assert lined(5.0, 0.1).shares([Waiting(500, seconds_left=6)]) == [None]
+
+
+def test_calls_of_about_one_size_promise_no_pairs_for_nothing() -> None:
+    sharing = Sharing()
+    for n, seconds in ((10, 1.0), (11, 0.9), (10, 1.1)):
+        sharing.note(n, seconds)
+    (share,) = sharing.shares([Waiting(100_000, seconds_left=10)])
+    assert 80 <= share <= 4 * 80
 
 
 def test_only_the_last_calls_tell_the_pace() -> None:
@@ -74,11 +101,43 @@ def test_a_deadline_limits_the_call_that_it_waits_for() -> None:
     assert shares == [10, 70]
 
 
-@pytest.mark.parametrize(("has_answer", "share"), [(True, 0), (False, 1)])
-def test_a_deadline_too_near_for_a_small_call_of_others_ends_a_search_that_has_an_answer(has_answer, share) -> None:
-    hurried = Waiting(10, seconds_left=20, has_answer=has_answer)
-    assert paced(1).shares([hurried, Waiting(1000)]) == [share, 1000]
-    # Alone, or beside little, it takes what it affords.
-    assert paced(1).shares([hurried]) == [10]
-    assert paced(1).shares([hurried, Waiting(5)]) == [10, 5]
-    assert paced(1).shares([Waiting(10, seconds_left=-1, has_answer=has_answer)]) == [share]
+def test_searches_in_a_hurry_share_what_their_deadlines_afford() -> None:
+    # Twenty pairs can be scored in time: once nobody got any, because the others' pairs would have taken longer.
+    assert paced(1).shares([Waiting(50, seconds_left=25) for _ in range(4)]) == [5, 5, 5, 5]
+    # Two can: those that stand first take them.
+    assert paced(1).shares([Waiting(50, seconds_left=2.6) for _ in range(4)]) == [1, 1, 0, 0]
+
+
+def test_who_has_no_answer_yet_comes_first() -> None:
+    searches = [Waiting(50, seconds_left=2.6), *(Waiting(50, seconds_left=2.6, has_answer=False) for _ in range(3))]
+    assert paced(1).shares(searches) == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("has_answer", "share"), [(True, None), (False, 1)])
+def test_a_deadline_that_affords_no_pair_ends_a_search_that_has_an_answer(has_answer, share, apart) -> None:
+    sharing = paced(1, apart=apart)
+    assert sharing.shares([Waiting(10, seconds_left=1.2, has_answer=has_answer)]) == [share]
+    assert sharing.shares([Waiting(10, seconds_left=-1, has_answer=has_answer)]) == [share]
+    assert sharing.shares([Waiting(10, seconds_left=20, has_answer=has_answer)]) == [10]
+
+
+def test_the_last_moments_of_a_search_make_no_tiny_calls_for_those_who_have_much_longer() -> None:
+    # Two seconds for the call alone: beside two seconds of pairs it is worth while.
+    assert lined(2.0, 0.1).shares([Waiting(50, seconds_left=5.5), Waiting(500)]) == [12, 12]
+    assert lined(2.0, 0.1).shares([Waiting(50, seconds_left=4.5), Waiting(500)]) == [None, 500]
+    # Those who are in the same hurry lose nothing.
+    assert lined(2.0, 0.1).shares([Waiting(50, seconds_left=4.5), Waiting(50, seconds_left=5.0)]) == [8, 8]
+
+
+def test_calls_that_are_not_shared_take_turns_and_leave_the_others_their_part() -> None:
+    # 80 seconds for four calls: the first takes a fourth of it.
+    waiting = [Waiting(50, seconds_left=100) for _ in range(4)]
+    assert paced(1, apart=True).shares(waiting) == [20, 0, 0, 0]
+    assert paced(1, apart=True).shares(waiting[:1], n_others=3) == [20]
+    # Without a deadline, in company without one, a round is a call.
+    assert paced(1, apart=True).shares([Waiting(5000), Waiting(5000)]) == [5000, 0]
+    assert Sharing(apart=True).shares([Waiting(5000), Waiting(5000)]) == [5000, 0]
+    # A call costs two seconds anyway: twenty pairs double that.
+    late = [Waiting(50, seconds_left=10), Waiting(50, seconds_left=10)]
+    assert lined(2.0, 0.1, apart=True).shares([*late, *late]) == [20, 0, 0, 0]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex, Budget, Item, Query
-from adacur.core.errors import BudgetError
-from adacur.core.protocols import ScorerCard
+from adacur.errors import BudgetError
 from adacur.first_stages.matrix import Matrix
+from adacur.protocols import ScorerCard
 from adacur.search import plan_search, search_options
-from adacur.search.stepping import asearch_iter
+from adacur.search.shared_loop import asearch_iter
 
 N = 40
 ITEMS = [Item(str(at), f"item {at}") for at in range(N)]
@@ -184,3 +184,22 @@ def test_what_a_deadline_splits_is_paid_for_part_by_part(index, scorer) -> None:
     # The first pair tells how fast the scorer is, and takes the one unit there is.
     assert (len(scorer.calls), hits.trace.calls, hits.trace.stopped) == (1, 1, "cost")
     assert str(hits.trace.cost) == "0.002 USD"
+
+
+@pytest.mark.parametrize("limit", [{"tokens": 120}, {"cost": "0.12 USD", "price": "1 USD / 1k tokens"}])
+@pytest.mark.parametrize("method", ["gaussian", "adacur", "rerank"])
+def test_a_filter_that_leaves_one_query_short_of_candidates_changes_no_other_s_answer(index, limit, method) -> None:
+    first = index.first_stage("first")
+    rankings = [answer.positions for answer in first.search(QUERIES, N)]
+    # The others have to look deeper for these.
+    allowed = [ITEMS[at].id for at in rankings[0][: N // 2]]
+    options = {"filter": allowed, "budget": Budget(12, **limit), "method": method}
+
+    together = index.search(QUERIES, 3, **options)
+    alone = [index.search(query, 3, **options) for query in QUERIES]
+
+    assert [steps_of(hits) for hits in together] == [steps_of(hits) for hits in alone]
+
+
+def steps_of(hits) -> list:
+    return [hits.ids, hits.trace.tokens, [round_.positions.tolist() for round_ in hits.trace.rounds]]

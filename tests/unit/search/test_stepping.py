@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Rerank
-from adacur.core.errors import BudgetError, InputError, ScorerError, ScorerFailed
-from adacur.core.protocols import ScorerCard
+from adacur import AdaCUR, AnchorIndex, Budget, Rerank
+from adacur.errors import BudgetError, InputError, ScorerError, ScorerFailed
 from adacur.first_stages import as_hits
-from adacur.search import stepping
-from adacur.search.stepping import asearch_iter, loop_of
+from adacur.protocols import ScorerCard
+from adacur.search import shared_loop as stepping
+from adacur.search.shared_loop import asearch_iter, loop_of
+from tests.stopping import Stopping
 
 
 class Gated:
@@ -94,7 +95,7 @@ MIXED = [
     {"k": 3, "budget": 30, "method": AdaCUR(rounds=3)},
     {"k": 7, "budget": 20, "method": Rerank(), "first": "noisy"},
     {"k": 1, "budget": Budget(25, deadline=600)},
-    {"k": 4, "budget": 50, "method": Gaussian(stop_when=0.9)},
+    {"k": 4, "budget": 50, "method": Stopping(stop_when=0.9)},
     {"k": 2, "budget": 30, "filter": [f"i{at}" for at in range(0, 200, 3)]},
 ]
 
@@ -120,8 +121,8 @@ async def test_a_reader_of_the_end_alone_gets_it_and_what_there_is_when_it_gives
     index, alone, scorer, world, monkeypatch
 ) -> None:
     made: list[int] = []
-    hits_of = stepping.JoinedSearch.hits
-    monkeypatch.setattr(stepping.JoinedSearch, "hits", lambda self: made.append(1) or hits_of(self))
+    hits_of = stepping.RunningSearch.hits
+    monkeypatch.setattr(stepping.RunningSearch, "hits", lambda self: made.append(1) or hits_of(self))
     left: list = []
     options = {"k": 5, "budget": 40, "every_round": False, "so_far": left.append}
     scorer.gate.set()
@@ -285,14 +286,14 @@ async def test_errors_of_a_request_s_own_making_are_its_alone(index, scorer, wor
 
 async def test_an_error_while_a_search_chooses_is_its_alone(index, scorer, world, monkeypatch) -> None:
     scorer.gate.set()
-    advance = stepping.JoinedSearch.advance
+    advance = stepping.RunningSearch.advance
 
     def breaks(self):
-        if self.steps.searches[0].query.id == "t1" and self.steps.searches[0].rounds:
+        if self.batch.searches[0].query.id == "t1" and self.batch.searches[0].rounds:
             raise MemoryError("no room for a prediction")
         return advance(self)
 
-    monkeypatch.setattr(stepping.JoinedSearch, "advance", breaks)
+    monkeypatch.setattr(stepping.RunningSearch, "advance", breaks)
     searches = (last(index, query, budget=20) for query in world.test[:3])
     found = await asyncio.gather(*searches, return_exceptions=True)
     assert isinstance(found[1], MemoryError)
@@ -300,8 +301,15 @@ async def test_an_error_while_a_search_chooses_is_its_alone(index, scorer, world
     await until(lambda: not loop_of(scorer)._n_computing)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-def test_an_interrupt_in_the_scorer_harms_no_later_search(index, scorer, world, stop) -> None:
+class Stop(BaseException):
+    """What no one expects."""
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Stop])
+@pytest.mark.parametrize("shared", [True, False])
+def test_whatever_the_scorer_raises_is_an_error_of_its_search_and_ends_no_event_loop(
+    index, scorer, world, stop, shared
+) -> None:
     known = scorer.scorer
 
     class Interrupted:
@@ -309,8 +317,9 @@ def test_an_interrupt_in_the_scorer_harms_no_later_search(index, scorer, world, 
             raise stop
 
     scorer.gate.set()
+    scorer.shares_calls = shared
     scorer.scorer = Interrupted()
-    with pytest.raises(stop):
+    with pytest.raises(ScorerFailed, match=stop.__name__):
         asyncio.run(last(index, world.test[0], budget=20))
     scorer.scorer = known
     assert asyncio.run(last(index, world.test[0], budget=20)).trace.calls == 20
@@ -369,12 +378,9 @@ async def test_a_deadline_that_is_far_off_makes_no_call_smaller(index, scorer, w
 async def test_scorers_that_may_charge_are_sent_each_search_s_pairs_apart(index, scorer, world) -> None:
     scorer.gate.set()
     scorer.shares_calls = False
-    # Threads of an earlier loop may still be about to end.
-    await until(lambda: gc.collect() >= 0 and not threads())
     found = await asyncio.gather(*(last(index, query, budget=20) for query in world.test))
     assert {hits.trace.calls for hits in found} == {20}
     assert {len(call) for call in scorer.calls} == {1}
-    assert not threads()
 
 
 async def test_a_closed_index_ends_its_searches_with_an_error_that_says_so(index, scorer, world) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex, Budget, Gaussian, Item, Query
-from adacur.approximation import GaussianModel
-from adacur.core.errors import BudgetError, InputError
-from adacur.evaluation import top_k_recall
+from adacur.errors import InputError
 from adacur.first_stages import Matrix
+from adacur.replay import top_k_recall
 from adacur.scorers import MatrixScorer, Metered
-from adacur.search import method_named, plan_search
-from adacur.search.adaptive import expected_recall
+from adacur.search import plan_search
+from adacur.search.asktell import expected_recall
 from adacur.search.rounds import Rounds
+from tests.stopping import Stopping
 
 
 def easy_and_hard(*, n_items: int = 300, n_anchors: int = 40) -> AnchorIndex:
@@ -78,7 +78,7 @@ def test_without_chances_everything_is_found_and_with_certain_ones_nothing() -> 
 
 def test_a_settled_search_spends_less_and_says_so() -> None:
     index = easy_and_hard()
-    hits = index.search(QUERIES[0], k=5, budget=120, method=Gaussian(rounds=10, stop_when=0.95))
+    hits = index.search(QUERIES[0], k=5, budget=120, method=Stopping(rounds=10, stop_when=0.95))
     assert hits.trace.stopped == "settled"
     assert hits.trace.calls < 120
     assert index.scorer.calls == hits.trace.calls
@@ -87,12 +87,11 @@ def test_a_settled_search_spends_less_and_says_so() -> None:
     assert last >= 0.95
     assert all(recall < 0.95 for recall in before)
     assert hits.ids == index.search(QUERIES[0], k=5, method="exact").ids
-    assert hits.trace.settings["stop_when"] == 0.95
 
 
 def test_others_in_the_batch_go_on_and_answers_do_not_depend_on_it() -> None:
     index = easy_and_hard()
-    options = {"k": 5, "budget": 120, "method": Gaussian(rounds=10, stop_when=0.95)}
+    options = {"k": 5, "budget": 120, "method": Stopping(rounds=10, stop_when=0.95)}
     together = index.search(QUERIES, **options)
     assert {hits.trace.stopped for hits in together} == {"settled", "budget"}
     for query, hits in zip(QUERIES, together, strict=True):
@@ -106,7 +105,7 @@ def test_others_in_the_batch_go_on_and_answers_do_not_depend_on_it() -> None:
 
 def test_up_to_its_end_a_stopped_search_does_what_it_would_have_done() -> None:
     index = easy_and_hard()
-    stopped = index.search(QUERIES[0], k=5, budget=120, method=Gaussian(rounds=10, stop_when=0.95))
+    stopped = index.search(QUERIES[0], k=5, budget=120, method=Stopping(rounds=10, stop_when=0.95))
     whole = index.search(QUERIES[0], k=5, budget=120, method=Gaussian(rounds=10))
     assert len(stopped.trace.rounds) < len(whole.trace.rounds)
     for one, other in zip(stopped.trace.rounds, whole.trace.rounds, strict=False):
@@ -116,7 +115,7 @@ def test_up_to_its_end_a_stopped_search_does_what_it_would_have_done() -> None:
 
 @pytest.mark.parametrize("k", [1, 7, 30])
 def test_never_fewer_than_k_are_scored(k) -> None:
-    for hits in easy_and_hard().search(QUERIES, k=k, budget=60, method=Gaussian(rounds=30, stop_when=0.01)):
+    for hits in easy_and_hard().search(QUERIES, k=k, budget=60, method=Stopping(rounds=30, stop_when=0.01)):
         assert len(hits) == k
         assert hits.trace.calls >= k
 
@@ -133,7 +132,7 @@ def test_ties_at_the_kth_score_are_no_reason_to_go_on() -> None:
         scorer=MatrixScorer([asked], items, scores[30:]),
         first={"bm25": Matrix(queries=[asked], items=items, scores=scores[30:] + random.normal(size=(1, 200)))},
     )
-    hits = index.search(asked, k=10, budget=150, method=Gaussian(rounds=10, stop_when=0.9))
+    hits = index.search(asked, k=10, budget=150, method=Stopping(rounds=10, stop_when=0.9))
     assert hits.trace.calls <= 150
     assert hits.scores.min() >= np.sort(scores[30])[::-1][9] - 1
 
@@ -148,23 +147,23 @@ def test_a_constant_scorer_is_no_hindrance() -> None:
         scorer=MatrixScorer([asked], items, np.ones((1, 100))),
         first={"bm25": Matrix(queries=[asked], items=items, scores=np.arange(100.0)[None])},
     )
-    assert len(index.search(asked, k=5, budget=40, method=Gaussian(stop_when=0.9))) == 5
+    assert len(index.search(asked, k=5, budget=40, method=Stopping(stop_when=0.9))) == 5
 
 
 def test_items_that_a_filter_leaves_out_do_not_hinder_the_end() -> None:
     index = easy_and_hard()
     wanted = [f"i{number}" for number in range(60)]
-    hits = index.search(QUERIES[0], k=3, filter=wanted, budget=60, method=Gaussian(rounds=10, stop_when=0.9))
+    hits = index.search(QUERIES[0], k=3, filter=wanted, budget=60, method=Stopping(rounds=10, stop_when=0.9))
     assert set(hits.ids) <= set(wanted)
     assert hits.trace.calls <= 60
-    everything = index.search(QUERIES[1], k=3, filter=wanted, budget=300, method=Gaussian(rounds=3, stop_when=0.999))
+    everything = index.search(QUERIES[1], k=3, filter=wanted, budget=300, method=Stopping(rounds=3, stop_when=0.999))
     assert everything.trace.calls <= 60
     assert everything.trace.stopped in ("settled", "exhausted")
 
 
 def test_steps_and_awaited_searches_end_the_same_way() -> None:
     index = easy_and_hard()
-    options = {"k": 5, "budget": 120, "method": Gaussian(rounds=10, stop_when=0.95)}
+    options = {"k": 5, "budget": 120, "method": Stopping(rounds=10, stop_when=0.95)}
     whole = index.search(QUERIES[0], **options)
     steps = list(index.search_iter(QUERIES[0], **options))
     assert len(steps) == len(whole.trace.rounds)
@@ -177,14 +176,14 @@ def test_steps_and_awaited_searches_end_the_same_way() -> None:
 
 def test_a_deadline_that_comes_first_is_what_is_told() -> None:
     hits = easy_and_hard().search(
-        QUERIES[0], k=5, budget=Budget(120, deadline=1e-9), method=Gaussian(rounds=10, stop_when=0.95)
+        QUERIES[0], k=5, budget=Budget(120, deadline=1e-9), method=Stopping(rounds=10, stop_when=0.95)
     )
     assert hits.trace.stopped == "deadline"
 
 
 def test_a_deadline_says_nothing_of_what_had_ended_before(monkeypatch) -> None:
     index = easy_and_hard()
-    method = Gaussian(rounds=10, stop_when=0.95)
+    method = Stopping(rounds=10, stop_when=0.95)
     free = index.search(QUERIES, k=5, budget=120, method=method)
     rounds = Rounds()
     joined = rounds.join(plan_search(index, 5, budget=Budget(120, 3600.0), method=method), QUERIES, 5)
@@ -201,33 +200,9 @@ def test_a_deadline_says_nothing_of_what_had_ended_before(monkeypatch) -> None:
         assert not before or hits.ids == whole.ids
 
 
-@pytest.mark.parametrize("method", ["adacur"])
-def test_predictions_that_know_no_chance_are_refused_before_a_call_is_made(method) -> None:
-    index = easy_and_hard()
-    with pytest.raises(InputError, match="method='gaussian'"):
-        index.search(QUERIES[0], k=5, budget=60, method=method_named(method, stop_when=0.9))
-    assert index.scorer.calls == 0
-    ours = index.search(
-        QUERIES[0], k=5, budget=120, method=method_named(method, approximator=GaussianModel(), stop_when=0.9)
-    )
-    assert ours.trace.stopped == "settled"
-
-
-@pytest.mark.parametrize("method", ["anncur", "rerank", "exact"])
-def test_methods_of_one_or_two_rounds_have_no_use_for_it(method) -> None:
-    with pytest.raises(InputError, match="stop_when"):
-        easy_and_hard().search(QUERIES[0], k=5, method=method_named(method, stop_when=0.9))
-
-
-@pytest.mark.parametrize("stop_when", [0.0, 1.0, -1.0, 1.5, float("nan"), float("inf")])
-def test_a_share_that_is_none_is_refused(stop_when) -> None:
-    with pytest.raises(BudgetError, match="stop_when"):
-        Gaussian(stop_when=stop_when)
-
-
 def test_a_random_start_is_refused() -> None:
     with pytest.raises(InputError, match="first stage"):
-        easy_and_hard().search(QUERIES[0], k=5, method=Gaussian(stop_when=0.9), first="random")
+        easy_and_hard().search(QUERIES[0], k=5, method=Stopping(stop_when=0.9), first="random")
 
 
 def test_expectations_hold_on_real_scores(shared_folder: Path) -> None:
@@ -247,7 +222,7 @@ def test_expectations_hold_on_real_scores(shared_folder: Path) -> None:
             )
         },
     )
-    found = index.search(bed.test_queries, k=10, budget=200, method=Gaussian(rounds=10, stop_when=0.9))
+    found = index.search(bed.test_queries, k=10, budget=200, method=Stopping(rounds=10, stop_when=0.9))
     settled = [at for at, hits in enumerate(found) if hits.trace.stopped == "settled"]
     assert len(settled) > 30
     expected = np.mean([found[at].trace.rounds[-1].expected_recall for at in settled])

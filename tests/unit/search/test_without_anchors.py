@@ -10,9 +10,9 @@ import pytest
 
 import adacur
 from adacur import AnchorIndex, Item, Query
-from adacur.core.errors import EmptyInput, InputError, UnknownName, WrongScorer
+from adacur.errors import EmptyInput, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, Dense
-from adacur.tuning import compress, tune
+from adacur.replay import compress, tune
 from tests.editing import Edited
 from tests.living_world import Encoder
 
@@ -100,7 +100,7 @@ def test_a_build_without_anchor_queries_calls_no_scorer_and_opens_again(tmp_path
     again = adacur.build(ITEMS, 0, scorer=scorer, path=tmp_path / "x", progress=False)
     assert again.first_stages == ("bm25", "dense", "bm25+dense", "random")
     assert again.search(QUESTION, 2, budget=50, first="bm25", method="rerank").ids == true_best(again, 2)
-    report = adacur.index.verify(tmp_path / "x")
+    report = adacur.store.verify(tmp_path / "x")
     assert (report.problems, report.complete) == ((), True)
 
 
@@ -116,7 +116,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path) -> None:
     loaded = adacur.load(tmp_path / "saved", scorer=Overlap(), encoder=Encoder())
     assert loaded.first_stages == ("bm25", "dense", "bm25+dense", "random")
     assert loaded.search(QUESTION, 5, budget=40).ids == index.search(QUESTION, 5, budget=40).ids
-    assert adacur.index.verify(tmp_path / "saved").ok
+    assert adacur.store.verify(tmp_path / "saved").ok
 
 
 def test_it_belongs_to_no_scorer_until_one_has_scored(path) -> None:
@@ -141,7 +141,7 @@ def test_items_come_and_go_without_a_scorer(path) -> None:
     Edited(index).replace([Item("i5", "lamp 5 beside the violin")])
     Edited(index).compact()
     assert scorer.calls == 0
-    assert adacur.index.verify(path).problems == ()
+    assert adacur.store.verify(path).problems == ()
     again = adacur.load(path, scorer=scorer)
     assert (len(again), again.version) == (200, 5)
     assert set(again.search(QUESTION, 2, budget=60).ids) == {"new", "i5"}
@@ -160,7 +160,7 @@ def test_anchor_queries_can_come_later(path, tmp_path) -> None:
     Edited(index).remove(["i7"])
     Edited(index).add([Item("i7", "castle 7 beside the river")])
     Edited(index).compact()
-    assert adacur.index.verify(path).problems == ()
+    assert adacur.store.verify(path).problems == ()
     assert (len(index), len(index.anchor_queries)) == (200, 10)
 
 
@@ -195,7 +195,7 @@ def test_a_build_that_stopped_goes_on(tmp_path) -> None:
 def test_a_folder_that_lost_its_items_is_damaged(path) -> None:
     (path / "index.sqlite").unlink(missing_ok=True)
     shutil.rmtree(path / "scores.zarr")
-    assert not adacur.index.verify(path).ok
+    assert not adacur.store.verify(path).ok
 
 
 def test_words_and_vectors_start_together_and_vectors_alone_where_there_are_no_words() -> None:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from adacur.core.errors import FetchError, FileFormatError, InputError, StorageFull
-from adacur.core.extras import require
+from adacur.errors import FetchError, FileFormatError, InputError, StorageFull
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.weights import json_in
 

@@ -1,4 +1,4 @@
-"""Forward passes: an encoder without padding, any model with padding, and a language model over prompts."""
+"""Forward passes: any model over padded batches; an extra knows faster ones."""
 
 from __future__ import annotations
 
@@ -7,60 +7,39 @@ import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from adacur.scorers.cross_encoders.decoder import PromptBatches, decoder_body
+from adacur.names import FORWARDS, named
 from adacur.scorers.cross_encoders.opened_model import OpenedModel
-from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder, PackedTokens
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
 
 _log = logging.getLogger(__name__)
-_Batches = Callable[[TokenPairs], Any]
+Batches = Callable[[TokenPairs], Any]
 # Compiling takes seconds; a model that has had this much to do will have more.
 _TOKENS_BEFORE_COMPILING = 20_000_000
 
 
-class PackedForward:
-    """The model as an encoder over packed tokens, and its head."""
+class Forward(Protocol):
+    """Logits of batches of pairs; `batches` makes them ready."""
 
-    def __init__(
-        self, torch: Any, model: Any, batches: _Batches, *, head: Callable[[Any], Any], takes_types: bool
-    ) -> None:
-        self._encoder = PackedEncoder(torch, model.base_model, takes_types=takes_types)
-        self._head, self.batches = head, batches
+    batches: Batches
 
-    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
-        return batches.packed_end(start, tokens=tokens)
+    def batch_end(self, batches: Any, start: int, *, tokens: int) -> int:
+        """Where a batch of at most `tokens` tokens ends that begins at `start`."""
+        ...
 
-    def logits(self, batches: PairBatches, start: int, end: int) -> Any:
-        return self.of_packed(batches.packed(start, end))
-
-    @property
-    def can_be_recorded(self) -> bool:
-        """Whether `of_packed` can be a CUDA graph."""
-        return self._encoder.can_be_recorded
-
-    def of_packed(self, tokens: PackedTokens) -> Any:
-        """Logits of packed pairs."""
-        return self._head(self._encoder.vectors(tokens).float())
+    def logits(self, batches: Any, start: int, end: int) -> Any:
+        """One score per pair of this batch."""
+        ...
 
 
 class PaddedForward:
     """Any model as it is, over padded batches; compiled in long runs, if it may be."""
 
-    def __init__(
-        self,
-        torch: Any,
-        model: Any,
-        batches: _Batches,
-        *,
-        read: Callable[[Any], Any],
-        takes_types: bool,
-        may_compile: bool,
-    ) -> None:
-        self._torch, self._model, self._read, self.batches = torch, model, read, batches
-        self._takes_types = takes_types and "token_type_ids" in inspect.signature(model.forward).parameters
+    def __init__(self, torch: Any, parts: ModelParts, *, may_compile: bool) -> None:
+        self._torch, self._model, self._read, self.batches = torch, parts.model, parts.read, parts.batches
+        self._takes_types = parts.takes_types and "token_type_ids" in inspect.signature(parts.model.forward).parameters
         self._may_compile, self._n_tokens = may_compile, 0
 
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
@@ -74,20 +53,6 @@ class PaddedForward:
         if self._may_compile and self._n_tokens > _TOKENS_BEFORE_COMPILING:
             self._model, self._may_compile = compiled_or_plain(self._torch, self._model, example=inputs), False
         return self._read(self._model(**inputs).logits.float())
-
-
-class PromptedForward:
-    """A language model over prompts: its body, and the rows of its head that are read."""
-
-    def __init__(self, torch: Any, body: Any, head: Any, *, device: Any, dtype: Any) -> None:
-        self._body, self._head = decoder_body(body, device=device, dtype=dtype), head.to(device)
-        self.batches = partial(PromptBatches, torch, device=device)
-
-    def batch_end(self, batches: PromptBatches, start: int, *, tokens: int) -> int:
-        return batches.end(start, tokens=tokens, padded=self._body.pads)
-
-    def logits(self, batches: PromptBatches, start: int, end: int) -> Any:
-        return self._head(batches.hidden(self._body, start, end))
 
 
 def compiled_or_plain(torch: Any, model: Any, *, example: dict[str, Any]) -> Any:
@@ -106,43 +71,37 @@ def compiled_or_plain(torch: Any, model: Any, *, example: dict[str, Any]) -> Any
     return compiled
 
 
-def forward_of(
-    torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int, may_compile: bool
-) -> PackedForward | PaddedForward | PromptedForward:
+def forward_of(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int, may_compile: bool) -> Forward:
     """The fastest forward pass that can run a model, with its body in `dtype` and all behind it in float32."""
-    model = opened.model
-    if opened.head is not None:
-        body = in_dtype(model.base_model, dtype).to(device).eval()
-        return PromptedForward(torch, body, opened.head, device=device, dtype=dtype)
-    model = _with_float32_head(model, dtype).to(device).eval()
+    fast: Callable[..., Forward | None] = named(FORWARDS)
+    if (forward := fast(torch, opened, device=device, dtype=dtype, pad_id=pad_id)) is not None:
+        return forward
+    parts = model_parts(torch, opened, device=device, dtype=dtype, pad_id=pad_id)
+    return PaddedForward(torch, parts, may_compile=may_compile)
+
+
+class ModelParts(NamedTuple):
+    """A model on its device, what makes batches for it, and what reads a score from its logits."""
+
+    model: Any
+    batches: Batches
+    read: Callable[[Any], Any]
+    takes_types: bool
+
+
+def model_parts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int) -> ModelParts:
+    """A model of plain pairs, ready to run."""
+    model = _with_float32_head(opened.model, dtype).to(device).eval()
     # The configuration of a body counts two labels by default.
     n_labels = model.config.num_labels if opened.shape == "pairs" and opened.tags is None else 1
     rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=n_labels)
     weights = torch.tensor(opened.readout.weights, device=device)
-    takes_types = "token_type_ids" in opened.tokenizer.model_input_names
-    batches = partial(PairBatches, torch, device=device, pad_id=pad_id)
 
     def read(logits: Any) -> Any:
         return logits[:, rows] @ weights
 
-    packed = partial(PackedForward, torch, model, batches, takes_types=takes_types)
-    if PackedEncoder.can_run(model.base_model):
-        if opened.tags is not None:
-            from adacur.scorers.cross_encoders.emb_module import tag_scores
-
-            return packed(head=tag_scores)
-        if opened.shape == "pooled" and model.pooling == "cls":
-            return packed(head=lambda vectors: read(model.layers(vectors[:, 0])))
-        if hasattr(model, "classifier"):
-            return packed(head=lambda vectors: read(_classified(model, vectors)))
-    return PaddedForward(torch, model, batches, read=read, takes_types=takes_types, may_compile=may_compile)
-
-
-def _classified(model: Any, vectors: Any) -> Any:
-    """Logits of a classifier by the vectors of first tokens, (pairs, 1, hidden size)."""
-    pooler = getattr(model.base_model, "pooler", None)
-    # Both heads read the first of the tokens they are given.
-    return model.classifier(vectors if pooler is None else pooler(vectors))
+    takes_types = "token_type_ids" in opened.tokenizer.model_input_names
+    return ModelParts(model, partial(PairBatches, torch, device=device, pad_id=pad_id), read, takes_types)
 
 
 def _with_float32_head(model: Any, dtype: Any) -> Any:

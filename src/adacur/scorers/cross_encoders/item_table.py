@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from adacur.core.arrays import IntArray
-from adacur.core.protocols import Items
+from adacur.arrays import IntArray
+from adacur.protocols import Items
 from adacur.scorers.cross_encoders.pair_tokens import ItemTokens, PairTokenizer, TokenArray
 
 # Some 130 MB. 10,000 articles cut to 160 tokens have a million; what does not fit at once begins anew now and then.

@@ -15,17 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.budget import is_whole
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.extras import require
-from adacur.core.protocols import Reopening, ScorerCard
-from adacur.core.records import Item, Pair, Query
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.budget import is_whole
+from adacur.errors import InputError, ScorerFailed
+from adacur.protocols import Reopening, ScorerCard
+from adacur.records import Item, Pair, Query
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import has_chat_template
-from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
-from adacur.scorers.cross_encoders.explanation import Explanation, explained
-from adacur.scorers.cross_encoders.int8_products import PRECISE, int8_products
-from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs, chosen_max_tokens
+from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
+from adacur.scorers.cross_encoders.emb_head import EmbHead
+from adacur.scorers.cross_encoders.pair_explanation import Explanation, explained
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
+from adacur.scorers.cross_encoders.token_limit import folder_limit
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
 from adacur.scorers.wrapping import Closing
 
@@ -77,11 +78,10 @@ class OnnxCrossEncoder(Closing):
                 "scored as a plain pair, every score would be wrong. Give the checkpoint that it was made from, which "
                 "sentence-transformers can run."
             )
+        self._limit = folder_limit(max_tokens, folder)
         self._tokens = PairTokenizer(
             _tokenizer(tokenizers, folder / "tokenizer.json"),
-            max_tokens=chosen_max_tokens(
-                max_tokens, config=config, tokenizer_config=json_in(folder, "tokenizer_config.json")
-            ),
+            max_tokens=self._limit.tokens,
             max_item_tokens=max_item_tokens,
             head=head,
         )
@@ -108,7 +108,8 @@ class OnnxCrossEncoder(Closing):
             backend="onnx",
             weights=weights_hash(_files_with_weights(self._file), settings=head),
             dtype="int8" if self._is_int8 else "float16" if self._is_float16 else "float32",
-            max_tokens=self._tokens.max_tokens,
+            max_tokens=self._limit.tokens,
+            limited_by=self._limit.origin,
             max_item_tokens=self._tokens.max_item_tokens,
             source=str(self._file.resolve()),
             settings=settings_hash(self._folder, files=["tokenizer.json"]),

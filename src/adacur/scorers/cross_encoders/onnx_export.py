@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur.core.errors import InputError
-from adacur.core.extras import require
-from adacur.core.records import Item, Query
+from adacur.errors import InputError
+from adacur.names import LOAD_EMB, named
+from adacur.records import Item, Query
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet, written_whole
-from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
+from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
+from adacur.scorers.cross_encoders.token_limit import token_limit
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
 
@@ -66,7 +68,10 @@ def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:
     """The graph and the tokenizer's files beside it."""
     torch = require("torch", extra="training")
     head = EmbHead.from_config(json_in(folder, "config.json"))
-    tokenizer, model = (load_classifier if head is None else load_emb_cross_encoder)(folder)
+    tokenizer, model = (load_classifier if head is None else named(LOAD_EMB))(folder)
+    limit = token_limit(None, config=model.config.to_dict(), tokenizer_length=tokenizer.model_max_length, folder=folder)
+    # Which of the folder's files says so stays behind.
+    tokenizer.model_max_length = limit.tokens
     tokenizer.save_pretrained(graph.parent)
     model = model.float().eval()
     # Written out as plain products, attention can be run, fused and quantised by every version of the runtime.

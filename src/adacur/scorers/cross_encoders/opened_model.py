@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from adacur.core.errors import InputError
-from adacur.core.extras import require
+from adacur.errors import InputError
+from adacur.names import LOAD_EMB, named
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
     Shape,
     architecture,
@@ -21,11 +22,11 @@ from adacur.scorers.cross_encoders.checkpoints import (
     shape_of,
     st_modules,
 )
-from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead, load_emb_cross_encoder
+from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PairPrompt, knows_pairs, no_place_for
-from adacur.scorers.cross_encoders.pair_tokens import chosen_max_tokens
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
+from adacur.scorers.cross_encoders.token_limit import TokenLimit, token_limit
 from adacur.scorers.cross_encoders.weights import json_in
 
 _log = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ _log = logging.getLogger(__name__)
 AnyPrompt = PairPrompt | str | Sequence[Mapping[str, str]]
 # Of a template's options those that say how texts are cut and padded, which we do.
 _NOT_OF_TEMPLATES = {"padding", "truncation", "max_length", "return_tensors", "restore_suffix"}
-_USUAL_TOKENS, _USUAL_LONG = 512, 8192
 # How far a logit of the whole model may be from ours, as a share of it and at least, before it is another number.
 _SAME_LOGIT = 0.05
 
@@ -64,15 +64,10 @@ class OpenedModel(NamedTuple):
             return {}
         return {"pooling": self.model.pooling, "layers": str(self.model.layers)}
 
-    def max_tokens(self, given: int | None) -> int:
-        """The tokens of a pair, as given or as is usual for such a model."""
-        return chosen_max_tokens(
-            given,
-            config=self.model.config.to_dict(),
-            tokenizer_config={"model_max_length": self.tokenizer.model_max_length},
-            # Tokenizers without a limit write 10^30.
-            usual=_USUAL_TOKENS if self.shape == "pairs" else int(min(_USUAL_LONG, self.tokenizer.model_max_length)),
-        )
+    def token_limit(self, given: int | None, folder: Path) -> TokenLimit:
+        """The most tokens of a pair, as given or as the files in its folder say."""
+        config, length = self.model.config.to_dict(), self.tokenizer.model_max_length
+        return token_limit(given, config=config, tokenizer_length=length, folder=folder)
 
 
 def open_model(
@@ -89,7 +84,8 @@ def open_model(
                 "readout."
             )
         if tags is not None:
-            return OpenedModel("pairs", *load_emb_cross_encoder(folder), Readout.label(), tags=tags)
+            tokenizer, model = named(LOAD_EMB)(folder)
+            return OpenedModel("pairs", tokenizer, model, Readout.label(), tags=tags)
         from adacur.scorers.cross_encoders.pooled_head import load_pooled_classifier
 
         return OpenedModel("pooled", *load_pooled_classifier(folder), Readout.label())

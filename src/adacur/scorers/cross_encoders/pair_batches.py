@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import IntArray
-from adacur.scorers.cross_encoders.packed_encoder import PackedTokens
+from adacur.arrays import IntArray
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTokens:
+    """Texts one behind the other; text i owns rows `starts[i]` up to `starts[i + 1]`; filler may follow the last.
+
+    `read_rows`, (texts, rows per text), are the rows whose vectors a head reads.
+    """
+
+    ids: Any
+    types: Any
+    positions: Any
+    starts: Any
+    longest: int
+    read_rows: Any
 
 
 class PairBatches:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import InputError
+from adacur.errors import InputError
 from adacur.scorers.cross_encoders.template_process import rendered_chats
 
 _log = logging.getLogger(__name__)

@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from adacur.core.arrays import BoolArray, IntArray
-from adacur.core.errors import InputError, TextTooLong
-from adacur.core.records import Item, Pair, Query
-from adacur.scorers.cross_encoders.emb_cross_encoder import EmbHead
+from adacur.arrays import BoolArray, IntArray
+from adacur.errors import InputError, TextTooLong
+from adacur.records import Item, Pair, Query
+from adacur.remembered import Remembered
+from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, PromptPieces
 
 TokenArray = npt.NDArray[np.signedinteger[Any]]
 
 LEAST_ITEM_TOKENS = 16
 _TEXTS_PER_CALL = 1024
-# Of the texts seen last: some 60 MB with the texts themselves.
-_TOKENS_KNOWN = 5_000_000
+# Of the texts seen last, with their tokens.
+_BYTES_KNOWN = 64 << 20
 _NO_TOKENS: TokenArray = np.empty(0, np.int64)
-# Their position embeddings start after the padding id, so that 514 of them hold 512 tokens.
-_POSITIONS_AFTER_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "ibert",
-    "longformer",
-    "luke",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,8 +207,8 @@ class PairTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._lock = threading.Lock()
-        self._known: dict[str, TokenArray] = {}
-        self._n_known = 0
+        # A search asks for the same items again and again.
+        self._known = Remembered(most_bytes=_BYTES_KNOWN)
         self.prompt = prompt
         self._pieces = None if prompt is None else PromptPieces.of(prompt, self._tokenizer)
         self.template = (
@@ -329,8 +316,7 @@ class PairTokenizer:
             piece = self._pieces.of_query if side == "query" else self._pieces.of_item
             texts = [piece(text) for text in texts]
         distinct = dict.fromkeys(texts)
-        with self._lock:
-            tokens = {text: self._known[text] for text in distinct if text in self._known}
+        tokens = self._known.find(distinct)
         new = [text for text in distinct if text not in tokens]
         for start in range(0, len(new), _TEXTS_PER_CALL):
             some = new[start : start + _TEXTS_PER_CALL]
@@ -339,40 +325,9 @@ class PairTokenizer:
             with self._lock:
                 encodings = self._tokenizer.encode_batch_fast(clean, add_special_tokens=False)
             tokens.update(zip(some, (np.array(encoding.ids, np.int64) for encoding in encodings), strict=True))
-        if new and remember:
-            self._remember({text: tokens[text] for text in new})
+        if remember:
+            self._known.keep({text: tokens[text] for text in new})
         return [tokens[text] for text in texts]
-
-    def _remember(self, new: dict[str, TokenArray]) -> None:
-        """Keep these for later calls: a search asks for the same items again and again. A full memory begins anew."""
-        size = sum(map(len, new.values()))
-        with self._lock:
-            if self._n_known + size > _TOKENS_KNOWN:
-                self._known, self._n_known = {}, 0
-            if size <= _TOKENS_KNOWN:
-                self._known.update(new)
-                self._n_known += size
-
-
-def chosen_max_tokens(
-    max_tokens: int | None,
-    *,
-    config: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
-    usual: int = 512,
-) -> int:
-    """Tokens per pair: as given, by default the `usual` or what the model can take, and never more than that."""
-    limit = config.get("max_position_embeddings")
-    if isinstance(limit, int) and config.get("model_type") in _POSITIONS_AFTER_PADDING:
-        limit -= (config.get("pad_token_id") or 0) + 1
-    if not isinstance(limit, int) or limit < 1:
-        # Tokenizers without a limit write 10^30 here.
-        limit = int(min(tokenizer_config.get("model_max_length") or 10**9, 10**9))
-    if max_tokens is None:
-        return min(usual, limit)
-    if not 1 <= max_tokens <= limit:
-        raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {max_tokens}.")
-    return max_tokens
 
 
 def _tag_ids(tokenizer: Any, head: EmbHead) -> tuple[int, int, int]:

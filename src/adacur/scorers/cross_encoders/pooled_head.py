@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from adacur.core.errors import InputError
+from adacur.errors import InputError
 from adacur.scorers.cross_encoders.checkpoints import (
     check_complete,
     pooling_of,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from adacur.core.errors import InputError
+from adacur.errors import InputError
 
 _FORMS = (
     "label(), labels(1, 0), odds('yes', 'no'), token('Yes') or grades({'0': 0, '1': 1, '2': 2}); or ('yes', 'no') for "

@@ -13,19 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import BoolArray, FloatArray, IntArray
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.extras import require
-from adacur.core.protocols import Items, Reopening, ScorerCard
-from adacur.core.records import Item, Pair, Query
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.errors import InputError, ScorerFailed
+from adacur.protocols import Items, Reopening, ScorerCard
+from adacur.records import Item, Pair, Query
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
-from adacur.scorers.cross_encoders.explanation import Explanation, explained
-from adacur.scorers.cross_encoders.forwards import PackedForward, forward_of
+from adacur.scorers.cross_encoders.forwards import forward_of
 from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
+from adacur.scorers.cross_encoders.pair_explanation import Explanation, explained
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
 from adacur.scorers.cross_encoders.readout import Readout
-from adacur.scorers.cross_encoders.recorded import RecordedForward
 from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
 from adacur.scorers.wrapping import Closing
 
@@ -103,9 +102,10 @@ class TorchCrossEncoder(Closing):
             "instruction": instruction,
             "readout": readout,
         }
+        self._limit = opened.token_limit(max_tokens, self._folder)
         self._tokens = PairTokenizer(
             opened.tokenizer.backend_tokenizer,
-            max_tokens=opened.max_tokens(max_tokens),
+            max_tokens=self._limit.tokens,
             max_item_tokens=max_item_tokens,
             head=opened.tags,
             prompt=opened.prompt,
@@ -121,11 +121,8 @@ class TorchCrossEncoder(Closing):
             may_compile=compiled and self._device.type == "cuda",
         )
         self._tables = ItemTables(self._tokens)
-        self._recorded: RecordedForward | None = None
-        if isinstance(self._forward, PackedForward) and self._forward.can_be_recorded:
-            self._recorded = RecordedForward(
-                self._torch, self._forward.of_packed, device=self._device, pad_id=self._pad_id
-            )
+        recorded = getattr(self._forward, "recorded", None)
+        self._recorded: Any = None if recorded is None else recorded(device=self._device, pad_id=self._pad_id)
         # One forward at a time: two at once would need twice the memory and be no faster.
         self._lock = threading.Lock()
 
@@ -138,7 +135,8 @@ class TorchCrossEncoder(Closing):
             backend="torch",
             weights=weights_hash(files, settings=head),
             dtype=self._dtype,
-            max_tokens=self._tokens.max_tokens,
+            max_tokens=self._limit.tokens,
+            limited_by=self._limit.origin,
             max_item_tokens=self._tokens.max_item_tokens,
             source=self._source,
             settings=settings_hash(self._folder, more=self._settings),

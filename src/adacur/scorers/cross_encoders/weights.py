@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from adacur.core.errors import FileFormatError
-from adacur.core.extras import require
+from adacur.errors import FileFormatError
+from adacur.requirements import require
 
 _FILES = (
     "config.json",

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.core.records import Item, Query
-from adacur.index import DriftWarning
+from adacur.records import Item, Query
 from adacur.scorers import OnnxCrossEncoder
-from adacur.scorers.cross_encoders import int8_products
+from adacur.scorers.cross_encoders import cpu_int8 as int8_products
 from adacur.scorers.cross_encoders import onnx as onnx_scorer
+from adacur.store import DriftWarning
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, WORDS, tiny_onnx
 
 onnx = pytest.importorskip("onnx")

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, ScorerFailed, TextTooLong
-from adacur.core.protocols import PositionScorer
-from adacur.core.records import Item, ItemList, Query
+from adacur.errors import InputError, ScorerFailed, TextTooLong
+from adacur.protocols import PositionScorer
+from adacur.records import Item, ItemList, Query
 from adacur.scorers import EmbHead, TorchCrossEncoder
 from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer

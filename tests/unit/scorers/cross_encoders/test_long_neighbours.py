@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex
-from adacur.core.errors import TextTooLong
-from adacur.core.records import ItemList, Query
+from adacur.errors import TextTooLong
+from adacur.records import ItemList, Query
 from adacur.scorers import TorchCrossEncoder
-from adacur.search.stepping import asearch_iter
+from adacur.search.shared_loop import asearch_iter
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, tiny_transformer
 
 pytest.importorskip("torch")

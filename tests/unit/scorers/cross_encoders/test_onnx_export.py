@@ -7,15 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError
-from adacur.core.records import Item, Query
 from adacur.data import fetch
-from adacur.scorers import (
-    OnnxCrossEncoder,
-    TorchCrossEncoder,
-    export_onnx,
-    scorer,
-)
+from adacur.errors import InputError
+from adacur.records import Item, Query
+from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, export_onnx, scorer
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_export, tiny_transformer
 
 pytest.importorskip("torch")

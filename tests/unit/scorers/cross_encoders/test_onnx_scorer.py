@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, ScorerFailed
-from adacur.core.records import Item, Query
 from adacur.data import fetch
+from adacur.errors import InputError, ScorerFailed
+from adacur.records import Item, Query
 from adacur.scorers import OnnxCrossEncoder
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_onnx, tiny_tokenizer
 

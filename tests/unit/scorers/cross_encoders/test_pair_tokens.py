@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tokenizers
 
-from adacur.core.errors import InputError, TextTooLong
-from adacur.core.records import Item, Query
 from adacur.data import fetch
+from adacur.errors import InputError, TextTooLong
+from adacur.records import Item, Query
 from adacur.scorers import EmbHead
 from adacur.scorers.cross_encoders import pair_tokens
-from adacur.scorers.cross_encoders.pair_tokens import LEAST_ITEM_TOKENS, PairTokenizer, chosen_max_tokens
+from adacur.scorers.cross_encoders.pair_tokens import LEAST_ITEM_TOKENS, PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_tokenizer
 
 
@@ -95,12 +95,12 @@ def test_a_text_that_occurs_often_is_tokenised_once() -> None:
 
 
 def test_texts_seen_before_are_remembered_up_to_a_limit_and_make_the_same_pairs(monkeypatch) -> None:
-    monkeypatch.setattr(pair_tokens, "_TOKENS_KNOWN", 60)
+    monkeypatch.setattr(pair_tokens, "_BYTES_KNOWN", 3000)
     tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64)
     for pairs in (PAIRS[:6], PAIRS[3:9], PAIRS, PAIRS[:6]):
         fresh = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64).pairs(pairs)
         known = tokens.pairs(pairs)
-        assert tokens._n_known == sum(map(len, tokens._known.values())) <= 60
+        assert 0 < tokens._known.n_bytes <= 3000
         for at in range(len(pairs)):
             np.testing.assert_array_equal(known.inputs(at)["input_ids"], fresh.inputs(at)["input_ids"])
         own = known.with_own_texts()
@@ -140,22 +140,6 @@ def test_a_tokenizer_that_puts_the_item_first_is_refused() -> None:
 def test_limits_that_hold_no_pair_are_refused(options) -> None:
     with pytest.raises(InputError, match="must be at least"):
         PairTokenizer(tiny_tokenizer("bert"), **options)
-
-
-def test_the_token_limit_follows_the_model() -> None:
-    def chosen(asked=None, *, length=None, **config):
-        return chosen_max_tokens(asked, config=config, tokenizer_config={"model_max_length": length})
-
-    assert chosen(max_position_embeddings=512, model_type="bert") == 512
-    assert chosen(max_position_embeddings=128, model_type="bert") == 128
-    assert chosen(max_position_embeddings=514, model_type="xlm-roberta", pad_token_id=1) == 512
-    assert chosen(max_position_embeddings=8192, model_type="modernbert") == 512
-    assert chosen(1024, max_position_embeddings=8192, model_type="modernbert", length=512) == 1024
-    assert chosen(length=256) == 256
-    assert chosen(length=10**30) == 512
-    assert chosen() == 512
-    with pytest.raises(InputError, match="limit of 512; got 513"):
-        chosen(513, max_position_embeddings=512)
 
 
 HEAD = EmbHead("[S]", "[E]", "[I]")

@@ -10,11 +10,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 import adacur
-from adacur.core.errors import InputError, TextTooLong, WrongScorer
-from adacur.core.records import Item, Query
+from adacur.errors import InputError, TextTooLong, WrongScorer
+from adacur.extras.kernels.decoder import PromptBatches, TransformersDecoder
+from adacur.extras.kernels.decoder_forward import PackedDecoder
+from adacur.records import Item, Query
 from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
-from adacur.scorers.cross_encoders.decoder import PromptBatches, TransformersDecoder
-from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.opened_model import pair_prompt
 from adacur.scorers.cross_encoders.pair_prompt import PromptPieces, knows_pairs
@@ -435,7 +435,7 @@ def test_the_packed_pass_scores_as_transformers_does(causal, text, monkeypatch) 
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("batch_tokens", [60, 4096])
 def test_what_prompts_share_is_handed_over_once(causal, item_first, batch_tokens, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.scorers.cross_encoders.decoder.TransformersDecoder", Watched)
+    monkeypatch.setattr("adacur.extras.kernels.decoder.TransformersDecoder", Watched)
     monkeypatch.setattr(PackedDecoder, "can_run", lambda body: False)
     Watched.tokens = Watched.calls = 0
     text = "w1 w2 {item} w5 {query} w6" if item_first else "w1 w2 {query} w5 {item} w6"

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import FetchError, InputError, ScorerFailed, TextTooLong
-from adacur.core.records import Item, Query
+from adacur.errors import FetchError, InputError, ScorerFailed, TextTooLong
+from adacur.extras.kernels.packed_encoder import PackedEncoder
+from adacur.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers import scorer as scorer_of
 from adacur.scorers.cross_encoders.forwards import compiled_or_plain
-from adacur.scorers.cross_encoders.packed_encoder import PackedEncoder
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from tests.real_models import torch_cross_encoder
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_transformer

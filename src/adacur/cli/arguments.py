@@ -1,0 +1,214 @@
+"""Options that several commands share, and the values made from them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any, get_type_hints
+
+from typer import Argument, Option
+
+from adacur.cli.messages import note
+from adacur.data import ItemFile, mondo, wikivital
+from adacur.data.files import Repeated
+from adacur.errors import InputError, UnknownOption
+from adacur.names import ITEMS_IN, RAY, WITHOUT_CREDENTIALS, is_store_url, named
+from adacur.options import OPTIONS
+from adacur.options import Option as SearchOption
+from adacur.protocols import Scorer
+from adacur.records import Item
+from adacur.spelling import did_you_mean
+from adacur.store import On
+
+DEFAULT_SCORER = "ms-marco-MiniLM-L-12-v2"
+DEFAULT_ENCODER = "bge-small-en-v1.5"
+
+IndexPath = Annotated[str, Argument(metavar="INDEX", help="An index folder; where it is only read, also a URL.")]
+ItemsPath = Annotated[
+    str,
+    Argument(
+        metavar="ITEMS",
+        help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo', or "
+        "the URL of a collection, such as qdrant://localhost:6333/articles.",
+    ),
+]
+NewItems = Annotated[Path, Argument(metavar="ITEMS", help="Items as for build, with the fields of the index.")]
+ScorerName = Annotated[
+    str,
+    Option(
+        "--scorer",
+        help="A name that `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, a hub name "
+        "org/name, the URL of a service, or module:function.",
+    ),
+]
+ScorerSettings = Annotated[
+    list[str] | None,
+    Option(
+        "--scorer-set",
+        metavar="NAME=VALUE",
+        help="An option of the scorer, such as instruction='Find the disease.' or device=cpu; may be repeated.",
+    ),
+]
+ScorerOfIndex = Annotated[str | None, Option("--scorer", help="The scorer that built the index; default: as it says.")]
+EncoderName = Annotated[
+    str | None,
+    Option("--encoder", help="The encoder of the item vectors; default: as the index says. A collection needs it."),
+]
+Trust = Annotated[bool, Option("--trust", help="Open the scorer or encoder that the folder names, even a function.")]
+IdField = Annotated[
+    str | None, Option("--id-field", help="The field or column with the item's id; 'line' numbers the lines.")
+]
+TextFields = Annotated[list[str] | None, Option("--text-field", help="A field with the item's text; may be repeated.")]
+MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="Cut items to N tokens.")]
+CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]
+Workers = Annotated[int | None, Option("--workers", min=1, help="Score by N processes on this machine (Ray).")]
+RayAddress = Annotated[str | None, Option("--ray", help="Score on a Ray cluster: its address, auto, or local.")]
+PriceOfScorer = Annotated[
+    str | None, Option("--price", help="What the scorer costs, such as '0.05 USD / 1M tokens'; default: if known.")
+]
+K = Annotated[int, Option("-k", "--k", help="The number of items to return.")]
+Budget = Annotated[int, Option("--budget", help="Scorer calls per question.")]
+Seed = Annotated[int, Option("--seed", min=0, help="Same seed, same result.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on stdout.")]
+
+_COLLECTIONS: dict[str, Callable[[], Sequence[Item]]] = {"wikivital": wikivital, "mondo": lambda: mondo().items}
+
+
+def collection(
+    source: str,
+    *,
+    id_field: str | None = None,
+    text_fields: Sequence[str] | None = None,
+    limit: int | None = None,
+    repeated: Repeated = "refuse",
+) -> Iterable[Item]:
+    """The items of a file, a folder or a collection's name; may be read several times."""
+    if source in _COLLECTIONS and not Path(source).exists():
+        return _COLLECTIONS[source]()[:limit]
+    if is_store_url(source):
+        if id_field or text_fields:
+            raise InputError(
+                "Name the fields of a collection in its URL: qdrant://host/collection?text=body&id=number."
+            )
+        items: Iterable[Item] = named(ITEMS_IN)(source, limit=limit)
+        return items
+    texts = tuple(text_fields) if text_fields else None
+    return ItemFile(source, id_field=id_field, text_fields=texts, limit=limit, repeated=repeated)
+
+
+def settings_given(
+    given: Iterable[str] | None, *, takes: Collection[str] | None = None, option: str = "--set"
+) -> dict[str, Any]:
+    """The NAME=VALUE pairs of an option; a value is read as in TOML (3, 0.5, true), and otherwise as a text.
+
+    Names that are not among `takes` are refused; without `takes`, the library checks them.
+    """
+    settings: dict[str, Any] = {}
+    for pair in given or ():
+        name, separator, text = (part.strip() for part in pair.partition("="))
+        if not separator:
+            raise InputError(f"{option} takes NAME=VALUE; got {pair!r}.")
+        if takes is not None and name not in takes:
+            near = did_you_mean(name, takes)
+            raise UnknownOption(f"{option} does not take {name!r}.{near} It takes: {', '.join(takes)}.")
+        try:
+            settings[name] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            settings[name] = text
+    return settings
+
+
+def on_workers(workers: int | None, ray: str | None) -> On:
+    """Where to score: in this process, or by Ray, on this machine or on a cluster."""
+    if workers is None and ray is None:
+        return None
+    on: On = named(RAY)(None if ray == "local" else ray, workers)
+    return on
+
+
+def opened_scorer(
+    source: str,
+    max_item_tokens: int | None = None,
+    *,
+    cache: Path | None = None,
+    settings: Iterable[str] | None = None,
+) -> Scorer:
+    """The scorer of this name with these settings, its card shown, behind a cache where one is given."""
+    import adacur
+
+    options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
+    opened = adacur.scorer(source, **options | settings_given(settings, option="--scorer-set"))
+    note(f"Scorer: {opened.card}")
+    return opened if cache is None else adacur.Cached(opened, cache)
+
+
+def repeatable_url(url: str) -> str:
+    """A URL as a later command may take it: as it was given, unless it holds a password."""
+    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    shown: str = named(WITHOUT_CREDENTIALS)(url)
+    same_options = shown.partition("?")[2].count("=") == url.partition("?")[2].count("=")
+    return url if user and ":" not in user and same_options else shown
+
+
+def metadata_wanted(given: Iterable[str] | None) -> dict[str, Any] | None:
+    """What --filter NAME=VALUE says that items must have; of a name that is given again, any of its values."""
+    wanted: dict[str, Any] = {}
+    for pair in given or ():
+        for name, value in settings_given([pair], option="--filter").items():
+            values = value if isinstance(value, list) else [value]
+            wanted[name] = [*wanted.get(name, []), *values]
+    return {name: values[0] if len(values) == 1 else values for name, values in wanted.items()} or None
+
+
+def comma_separated(text: str) -> list[str]:
+    """The names in an option such as --first bm25,dense."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def whole_numbers(option: str, given: str) -> list[int]:
+    """The numbers in an option such as --budget 25,50."""
+    try:
+        numbers = [int(part) for part in given.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{option} must be whole numbers from 1 up, such as {option} 25,50; got {given!r}.")
+    return numbers
+
+
+def scorer_flag(source: str | None) -> str:
+    """The option that names the scorer again where an index alone is not trusted."""
+    from adacur.scorers.consent import why_consent
+
+    return f" --scorer {quote(source)}" if source and why_consent(source, folder=None) else ""
+
+
+def with_search_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes every option of the table by keyword, in place of its `**given`."""
+    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values() if one.name != "given"]
+    more = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None) for one in OPTIONS]
+    shown = {one.name: Annotated[_typed(one) | None, Option(help=one.help, metavar=one.metavar)] for one in OPTIONS}
+
+    @functools.wraps(command)
+    def taking(**values: Any) -> None:
+        for one in OPTIONS:
+            if values[one.name] is not None:
+                values[one.name] = (
+                    metadata_wanted(values[one.name]) if one.name == "filter" else one.read(values[one.name])
+                )
+        command(**values)
+
+    together = [*own, *(one.replace(annotation=shown[one.name]) for one in more)]
+    setattr(taking, "__signature__", signature.replace(parameters=together))  # noqa: B010
+    taking.__annotations__ = hints | shown
+    del taking.__wrapped__
+    return taking
+
+
+def _typed(option: SearchOption) -> Any:
+    return list[str] if option.typed is list else option.typed

@@ -1,1 +1,0 @@
-"""Records, budget, hits, trace, protocols, errors, seeds, extras. Numpy only; no I/O."""

@@ -1,0 +1,1 @@
+"""Inference faster than transformers' own: packed batches, Triton kernels, CUDA graphs."""

@@ -1,0 +1,156 @@
+"""The predictions and the choice of one query, recorded as a CUDA graph: one launch instead of some forty."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray
+from adacur.extras.kernels.cuda_graphs import Capture, cuda_graphs
+from adacur.model.features import Features
+from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
+from adacur.requirements import require
+
+_log = logging.getLogger(__name__)
+# Room for scored items comes in multiples of this.
+_SCORED_STEP = 128
+# Shapes recorded per set of features; they differ by the budget, the size of a round and the first stages.
+_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a recorded choice has room for: first stages' lists, ranks in each, scored items and chosen ones.
+
+    `raises` says whether the candidates of a search, a list more, raise predictions.
+    """
+
+    stages: int
+    ranks: int
+    raises: bool
+    scored: int
+    top: int
+
+    @classmethod
+    def of(cls, *, stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
+        """The smallest that holds these."""
+        scored, top = -(-n_scored // _SCORED_STEP) * _SCORED_STEP, min(n_items, 1 << (n - 1).bit_length())
+        return cls(stages=stages, ranks=min(RANKS_THAT_COUNT, n_items), raises=raises, scored=scored, top=top)
+
+    @property
+    def lists(self) -> int:
+        """All lists, the candidates included."""
+        return self.stages + self.raises
+
+
+class RecordedChoice:
+    """Predicts all items for one query and takes the best; reads and writes fixed places, so one caller at a time.
+
+    `capture` records what a function does; by default as a CUDA graph.
+    """
+
+    def __init__(self, features: Features, shape: Shape, *, rounding: float, capture: Capture | None = None) -> None:
+        torch = self._torch = require("torch", extra="torch")
+        self._features, self._shape, self._rounding = features, shape, rounding
+        self._device = features.device_means.device
+        self._n_features = features.factors.n_features
+        self.lock = threading.Lock()
+        on_cuda = self._device.type == "cuda"
+        n_listed = shape.lists * shape.ranks
+        self._n_places = n_listed + shape.scored
+        n_numbers = n_listed + self._n_features + 3 + shape.stages
+        self._host = torch.zeros(self._n_places + n_numbers, dtype=torch.float64, pin_memory=on_cuda)
+        self._given = torch.zeros_like(self._host, device=self._device)
+        self._answer = torch.zeros((shape.top, 3 + self._n_features), dtype=torch.float64, device=self._device)
+        self._back = torch.zeros(self._answer.shape, dtype=torch.float64, pin_memory=on_cuda)
+        self._replay = (capture or cuda_graphs(torch, self._device))(self._run)
+
+    def best(
+        self,
+        *,
+        weights: FloatArray,
+        level: float,
+        trust: float,
+        slope: FloatArray,
+        lists: Sequence[IntArray],
+        first_weight: float,
+        scored: IntArray,
+    ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
+        """Raised and plain predictions of the best unscored items, their positions, and their features.
+
+        The last of `lists` are the candidates, where these raise predictions, by `first_weight`.
+        """
+        shape = self._shape
+        # Float64 holds a position exactly. Padding names an item that rises by 0, or one already scored.
+        listed, rises = np.zeros((shape.lists, shape.ranks)), np.zeros((shape.lists, shape.ranks))
+        for at, some in enumerate(lists):
+            listed[at, : len(some)], rises[at, : len(some)] = some, RISE[: len(some)]
+            listed[at, len(some) :] = some[0] if len(some) else 0
+        filled = np.full(shape.scored, scored[0], dtype=np.float64)
+        filled[: len(scored)] = scored
+        parts: list[Any] = [listed.ravel(), filled, rises.ravel(), weights, [level, trust, first_weight], slope]
+        with self.lock:
+            np.concatenate(parts, out=self._host.numpy())
+            self._given.copy_(self._host, non_blocking=True)
+            self._replay()
+            self._back.copy_(self._answer, non_blocking=True)
+            if self._device.type == "cuda":
+                self._torch.cuda.current_stream(self._device).synchronize()
+            answer = self._back.numpy().copy()
+        return answer[:, 0], answer[:, 1], answer[:, 2].astype(np.intp), answer[:, 3:]
+
+    def _run(self) -> None:
+        torch, shape, features, given = self._torch, self._shape, self._features, self._given
+        places, numbers = given[: self._n_places].long(), given[self._n_places :]
+        n_listed = shape.lists * shape.ranks
+        listed, scored = places[:n_listed].view(shape.lists, shape.ranks), places[n_listed:]
+        rises, numbers = numbers[:n_listed].view(shape.lists, shape.ranks), numbers[n_listed:]
+        weights, numbers = numbers[: self._n_features], numbers[self._n_features :]
+        (level, trust, first_weight), slope = numbers[:3].unbind(), numbers[3:]
+        predicted = features.factors.products_here(weights[None, :])[0]
+        predicted.addcmul_(trust.float(), features.device_means).add_((level + (1 - trust) * features.centre).float())
+        for stage in range(shape.stages):
+            predicted.scatter_add_(0, listed[stage], (slope[stage] * rises[stage]).float())
+        raised = predicted.clone()
+        if shape.raises:
+            deviation, height = predicted.std(correction=0), predicted[listed[-1, :1]].abs()
+            unit = torch.where(deviation <= self._rounding * height, height.clamp(min=1.0), deviation)
+            unit = torch.where(unit.isfinite(), unit, 0.0) * first_weight.float()
+            raised.scatter_add_(0, listed[-1], unit * rises[-1].float())
+        raised.scatter_(0, scored, -math.inf)
+        values, at = raised.topk(shape.top)
+        found = torch.stack([values.double(), predicted[at].double(), at.double()], 1)
+        self._answer.copy_(torch.cat([found, features.factors.rows_here(at)], 1))
+
+
+class RecordedChoices:
+    """The recorded choices over one set of features, each made when its shape is first met; thread-safe."""
+
+    def __init__(self, *, capture: Capture | None = None) -> None:
+        self._capture = capture
+        self._lock = threading.Lock()
+        self._known: dict[Shape, RecordedChoice | None] = {}
+
+    def of(self, features: Features, *, rounding: float, **sizes: Any) -> RecordedChoice | None:
+        """The choice of the smallest shape that holds these sizes (`Shape.of`); None where none can be recorded."""
+        if self._capture is None and features.device_means.device.type != "cuda":
+            return None
+        shape = Shape.of(**sizes)
+        with self._lock:
+            if shape not in self._known and len(self._known) < _MOST:
+                self._known[shape] = self._recorded(features, shape, rounding=rounding)
+            return self._known.get(shape)
+
+    def _recorded(self, features: Features, shape: Shape, *, rounding: float) -> RecordedChoice | None:
+        try:
+            return RecordedChoice(features, shape, rounding=rounding, capture=self._capture)
+        except Exception as error:
+            # Triton, cuBLAS and the driver each have errors of their own.
+            _log.warning("Rounds cannot be recorded as CUDA graphs, so they take longer: %s", error)
+            return None

@@ -1,0 +1,163 @@
+"""LlamaIndex: an index as a retriever, and a scorer as a node postprocessor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from adacur.errors import InputError
+from adacur.extras import host_bridge as bridge
+from adacur.records import Item
+from adacur.requirements import require
+from adacur.results import Hit
+from adacur.scorers import scorer as open_scorer
+from adacur.search import AnchorIndex
+
+require("llama_index", extra="llama-index")
+
+from llama_index.core.base.base_retriever import BaseRetriever  # noqa: E402
+from llama_index.core.bridge.pydantic import ConfigDict, Field  # noqa: E402
+from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode  # noqa: E402
+from llama_index.core.vector_stores.types import (  # noqa: E402
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+)
+from llama_index.core.vector_stores.utils import build_metadata_filter_fn  # noqa: E402
+
+_HOST_OPTIONS = ("callback_manager", "object_map", "objects", "verbose")
+
+
+class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
+    """The best items of an index for a query, within a budget of scorer calls, as nodes with their scores.
+
+    The score is the scorer's; with a fused first stage it is what nodes are ordered by, and exact the scorer's. Nodes
+    carry the item's metadata, and rank, round and exact, which are hidden from language models and embeddings.
+
+    - `filters`: LlamaIndex's, on metadata; where no item passes, there are no nodes;
+    - `options`: those of `AnchorIndex.search` (budget, method, first, filter) and of LlamaIndex's retrievers.
+    """
+
+    def __init__(
+        self, index: AnchorIndex, *, similarity_top_k: int = 10, filters: MetadataFilters | None = None, **options: Any
+    ) -> None:
+        super().__init__(**{name: options.pop(name) for name in _HOST_OPTIONS if name in options})
+        bridge.check_index(index)
+        if filters is not None and options.get("filter") is not None:
+            raise InputError("Give filters (LlamaIndex's) or filter (as searches take it); not both.")
+        self.index = index
+        self.similarity_top_k = similarity_top_k
+        self._options = options
+        if filters is not None:
+            # LlamaIndex looks metadata up by a node's id: here the metadata stand for the id.
+            matches = build_metadata_filter_fn(lambda metadata: metadata, filters)
+
+            def allows(item: Item) -> bool:
+                return bool(matches(item.metadata))
+
+            self._options["filter"] = bridge.filter_for(index, allows, _where(filters))
+
+    @classmethod
+    def from_path(cls, path: str | Path, **options: Any) -> AdacurRetriever:
+        """Open an index folder; `options` are those of `adacur.load` (scorer, encoder …) and of this class."""
+        index, others = bridge.load_with(path, options)
+        return cls(index, **others)
+
+    def close(self) -> None:
+        """Close the index, given or opened here."""
+        self.index.close()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        hits = bridge.search(self.index, query_bundle.query_str, self.similarity_top_k, **self._options)
+        return [_node(hit) for hit in hits]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        hits = await bridge.asearch(self.index, query_bundle.query_str, self.similarity_top_k, **self._options)
+        return [_node(hit) for hit in hits]
+
+
+class AdacurReranker(BaseNodePostprocessor):  # type: ignore[misc]
+    """Scores the given nodes exactly and keeps the best `top_n`.
+
+    `scorer` is an index's (`index.scorer`), or whatever `adacur.scorer` opens: a name, a folder, a URL, an object.
+    `metadata_mode` says which of a node's metadata are scored with its text; by default none.
+    """
+
+    # A misspelt option must not be ignored.
+    model_config = ConfigDict(extra="forbid")
+
+    scorer: Any = Field(exclude=True)
+    top_n: int = Field(default=3, ge=1)
+    metadata_mode: MetadataMode = MetadataMode.NONE
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Open the scorer."""
+        super().model_post_init(context)
+        self.scorer = open_scorer(self.scorer)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name it has in callbacks."""
+        return "AdacurReranker"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        best = bridge.rerank(self.scorer, _text_of(query_bundle), self._texts(nodes), k=self.top_n)
+        return _scored(nodes, best)
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        best = await bridge.arerank(self.scorer, _text_of(query_bundle), self._texts(nodes), k=self.top_n)
+        return _scored(nodes, best)
+
+    def _texts(self, nodes: Iterable[NodeWithScore]) -> list[str]:
+        return [node.node.get_content(metadata_mode=self.metadata_mode) for node in nodes]
+
+
+def items_of(nodes: Iterable[BaseNode]) -> list[Item]:
+    """LlamaIndex nodes or documents as items for `adacur.build`: their ids, bare texts and metadata."""
+    return [
+        bridge.as_item(node.node_id, node.get_content(metadata_mode=MetadataMode.NONE), node.metadata) for node in nodes
+    ]
+
+
+def _where(filters: MetadataFilters) -> dict[str, Any] | None:
+    """Filters by equal values as metadata; None for others."""
+    where: dict[str, Any] = {}
+    for one in filters.filters:
+        inner = _where(one) if isinstance(one, MetadataFilters) else None
+        if isinstance(one, MetadataFilter):
+            equal = FilterOperator.IN if isinstance(one.value, list) else FilterOperator.EQ
+            inner = {one.key: one.value} if one.operator == equal else None
+        if inner is None or where.keys() & inner.keys():
+            return None
+        where |= inner
+    is_all = filters.condition in (None, FilterCondition.AND) or len(filters.filters) == 1
+    return where if is_all and filters.condition != FilterCondition.NOT else None
+
+
+def _node(hit: Hit) -> NodeWithScore:
+    hidden = list(bridge.ranking_of(hit))
+    node = TextNode(
+        id_=hit.id,
+        text=bridge.text_of(hit),
+        metadata=bridge.metadata_of(hit),
+        excluded_llm_metadata_keys=hidden,
+        excluded_embed_metadata_keys=hidden,
+    )
+    return NodeWithScore(node=node, score=bridge.score_of(hit))
+
+
+def _scored(nodes: Sequence[NodeWithScore], best: Iterable[tuple[int, float]]) -> list[NodeWithScore]:
+    return [NodeWithScore(node=nodes[at].node, score=score) for at, score in best]
+
+
+def _text_of(query: QueryBundle | None) -> str:
+    if query is None:
+        raise InputError("Nodes are scored against a query; give query_bundle or query_str.")
+    return str(query.query_str)

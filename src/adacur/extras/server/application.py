@@ -1,0 +1,345 @@
+"""The server as an ASGI application: its routes."""
+
+# No postponed annotations here: FastAPI reads those of routes, and the bodies are made for each application.
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import APIKeyHeader, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+
+from adacur.as_json import as_json
+from adacur.errors import AdacurError, InputError, UnknownName
+from adacur.extras.server import shapes
+from adacur.extras.server.bodies import Name, rerank_request, search_request
+from adacur.extras.server.concurrency import Answer, Turns
+from adacur.extras.server.door import Door, notes_of
+from adacur.extras.server.failures import Refusal, as_refusal, json_answer
+from adacur.extras.server.indexes import Served, check_name, example_questions, named_index, plan_of
+from adacur.extras.server.logs import silent_log
+from adacur.extras.server.metrics import METRICS_TYPE, Metrics
+from adacur.extras.server.page import add_page, content_security_policy
+from adacur.extras.server.recall import RecallCurves
+from adacur.extras.server.reranking import DIALECTS, Dialect, Reranking
+from adacur.extras.server.scoring import ScorerWatch, ServedScorers
+from adacur.extras.server.searching import Search, SearchStream, search_all
+from adacur.extras.server.server_settings import ServerSettings
+from adacur.money import Price
+from adacur.replay import replay
+from adacur.search import METHODS, AnchorIndex, plan_search
+
+# Threads cost little while they wait.
+_THREADS = 256
+
+
+def create_app(
+    indexes: Mapping[str, AnchorIndex], *, settings: ServerSettings | None = None, log: Any = None
+) -> FastAPI:
+    """As `adacur.extras.server.create_app`."""
+    if not indexes:
+        raise InputError("A server needs at least one index to serve.")
+    from adacur import __version__
+
+    server = _Server(indexes, settings=settings or ServerSettings(), log=silent_log() if log is None else log)
+    app = FastAPI(
+        title="adacur",
+        summary="The items an expensive scorer ranks highest, within a budget of calls to it.",
+        description=shapes.DESCRIPTION,
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=server.lifespan,
+    )
+    app.add_middleware(GZipMiddleware, compresslevel=5)
+    app.add_middleware(
+        Door, settings=server.settings, metrics=server.metrics, log=server.log, policy=content_security_policy()
+    )
+    for kind in (HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _raise_to_the_door)
+    # The door checks keys, at unknown addresses too; these only describe them in OpenAPI.
+    keys = (HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False))
+    api = APIRouter(
+        responses=shapes.ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
+    )
+    server.add_search(api)
+    for dialect in DIALECTS:
+        server.add_rerank(api, dialect)
+    server.add_indexes(api)
+    server.add_health(app, api)
+    app.include_router(api)
+    add_page(app)
+    return app
+
+
+async def _raise_to_the_door(request: Request, error: Exception) -> Response:
+    raise error
+
+
+class _Server:
+    """What the routes of one application share."""
+
+    def __init__(self, indexes: Mapping[str, AnchorIndex], *, settings: ServerSettings, log: Any) -> None:
+        self.settings = settings
+        self.log = log
+        self.metrics = Metrics()
+        self.turns = Turns(concurrency=settings.concurrency, queue=settings.queue)
+        self.curves = RecallCurves(settings, is_idle=lambda: not (self.turns.running or self.turns.waiting))
+        scorers = ServedScorers(
+            metrics=self.metrics, price=None if settings.price is None else Price.of(settings.price)
+        )
+        for name in indexes:
+            check_name(name)
+        self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
+        self.watch = ScorerWatch(self.served, settings=settings, metrics=self.metrics, log=log)
+        for name, index in indexes.items():
+            if index.learning is not None:
+                index.learning.heard = partial(self.metrics.count_lesson, name)
+        self.is_ready, self.started = False, int(time.time())
+        self.metrics.in_flight.set_function(lambda: self.turns.running)
+        self.metrics.waiting.set_function(lambda: self.turns.waiting)
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Open everything in the background, and stop the background work in the end."""
+        # A request holds a thread while an engine does not answer, longer than its client waits: asyncio's default of a
+        # dozen or two would soon be used up, and with it every other index.
+        threads = _Threads(_THREADS, thread_name_prefix="adacur-serve")
+        asyncio.get_running_loop().set_default_executor(threads)
+        tasks = [asyncio.ensure_future(self._open()), asyncio.ensure_future(self.watch.run())]
+        try:
+            yield
+        finally:
+            self.curves.stop()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _open(self) -> None:
+        """Open everything before the first search needs it; until then the server is not ready."""
+        try:
+            for one in self.served.values():
+                await asyncio.to_thread(_warm, one)
+                self.log.info("index", index=one.name, items=len(one.index), version=one.index.version)
+        except Exception as error:
+            # Searches that need it will fail in the same way; /readyz stays at 503.
+            self.log.error("not ready", exc_info=error)
+        else:
+            self.is_ready = True
+
+    def add_search(self, api: APIRouter) -> None:
+        """POST /v1/search."""
+        SearchRequest = search_request(self.settings)
+        answers: dict[int | str, dict[str, Any]] = {
+            200: {
+                "model": shapes.SearchAnswer,
+                "description": "The best k items of each query; or, with `stream`, an event per round.",
+                "content": {"text/event-stream": {"schema": shapes.EVENT}},
+            }
+        }
+
+        @api.post("/v1/search", tags=["search"], summary="Search", responses=answers)
+        async def search(request: Request, body: SearchRequest) -> Response:  # type: ignore[valid-type]
+            """Find the best k items of an index for a query, exactly scored, within a budget of scorer calls.
+
+            With `"stream": true` or `Accept: text/event-stream` the answer is a stream of server-sent events:
+            `start`, a `round` after each round, and `done` or `error`. A client that hangs up ends the search.
+            """
+            started = time.monotonic()
+            given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
+            plan = plan_of(self.served, given, settings=self.settings)
+            self.watch.refuse_if_changed(plan.served)
+            notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
+            if self.settings.log_queries:
+                notes["query"] = [query.text for query in plan.queries]
+            notes_of(request.scope).update(notes)
+            # Equal queries are searched once.
+            distinct = tuple(dict.fromkeys(plan.queries))
+            searches = [Search(plan, query, started=started, seconds=self.settings.seconds) for query in distinct]
+            if given.get("stream") or "text/event-stream" in request.headers.get("accept", ""):
+                if given.get("query") is None:
+                    raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
+                self.turns.check()
+                planned = await asyncio.to_thread(plan_search, plan.served.index, plan.k, **plan.options)
+                ended = partial(self._count, request, searches)
+                return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
+            try:
+                results = await self.turns.run(
+                    partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
+                )
+            finally:
+                self._count(request, searches)
+            of = dict(zip(distinct, results, strict=True))
+            return json_answer({"index": plan.served.name, "results": [of[query] for query in plan.queries]})
+
+    def add_rerank(self, api: APIRouter, dialect: Dialect) -> None:
+        """The rerank route of a service."""
+        RerankRequest = rerank_request(self.settings)
+
+        @api.post(
+            dialect.path,
+            tags=["rerank"],
+            summary=f"Re-rank documents ({dialect.service})",
+            description=f"Score the given documents exactly, all of them, for clients of {dialect.service}.",
+            operation_id=f"rerank{dialect.path.replace('/', '_')}",
+        )
+        async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
+            reranking = Reranking(self.served, body.model_dump())  # type: ignore[attr-defined]
+            notes_of(request.scope).update({"index": reranking.served.name, "documents": len(reranking.texts)})
+            if self.settings.log_queries:
+                notes_of(request.scope)["query"] = reranking.query
+            late = f"Scoring took more than {self.settings.seconds:g} s. Send fewer documents at a time."
+            best = await self._in_time(request, reranking.ranked, late=late)
+            return json_answer(dialect.answer(reranking, best))
+
+    def add_indexes(self, api: APIRouter) -> None:
+        """Facts about the indexes, their scorers' drift, and their recall."""
+        Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
+        computing: dict[int | str, dict[str, Any]] = {
+            202: {"description": "The points so far: ask again after `Retry-After` seconds."}
+        }
+
+        @api.get("/v1/indexes", tags=["indexes"], summary="What is served")
+        async def list_indexes() -> Response:
+            """The indexes, what each can do, and the limits of a request."""
+            facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
+            return json_answer({"indexes": facts, "default": next(iter(self.served))})
+
+        @api.get("/v1/models", tags=["indexes"], summary="What is served, for OpenAI's clients")
+        async def list_models() -> Response:
+            """The names that `model` takes in a re-ranking."""
+            about = {"object": "model", "created": self.started, "owned_by": "adacur"}
+            return json_answer({"object": "list", "data": [{"id": name, **about} for name in self.served]})
+
+        @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
+        async def probe(request: Request, name: str) -> Response:
+            """Compare the scorer with 8 scores that the index stores, and say how far it has drifted.
+
+            The answer of a check less than a minute ago is given again: `seconds_ago` says how old it is.
+            """
+            one = named_index(self.served, name)
+            late = f"The scorer took more than {self.settings.seconds:g} s."
+            drift, age = await self._in_time(request, partial(self.watch.on_demand, one), late=late)
+            facts = {"index": one.name, "allowed": drift.allowed, "seconds_ago": round(age, 3)}
+            return json_answer(facts | {"drift": as_json(drift)})
+
+        @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
+        async def recall(
+            name: str,
+            k: Annotated[int, Query(ge=1, le=self.settings.max_k, description="Recall of the best k.")] = 10,
+            method: Annotated[Method, Query(description="The search method.")] = "gaussian",  # type: ignore[valid-type]
+            first: Annotated[Name | None, Query(description="The first stage to start from.")] = None,
+        ) -> Response:
+            """The expected recall, measured on anchor queries as if they were new; no scorer is called."""
+            one = named_index(self.served, name)
+            curve = self.curves.curve(one.name, one.index, k=k, method=method, first=first)
+            if "state" in curve:
+                return json_answer(curve, status=202, headers={"Retry-After": "2"})
+            return json_answer(curve)
+
+    def add_health(self, app: FastAPI, api: APIRouter) -> None:
+        """For operators; counters need a key, the rest does not."""
+        answers: dict[int | str, dict[str, Any]] = {
+            200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
+        }
+
+        @api.get("/metrics", tags=["health"], summary="Counters", response_class=Response, responses=answers)
+        async def metrics() -> Response:
+            """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
+            return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
+
+        @app.get("/healthz", tags=["health"], summary="Alive")
+        async def health() -> Response:
+            """Whether the process answers at all."""
+            return json_answer({"status": "ok"})
+
+        @app.get(
+            "/readyz", tags=["health"], summary="Ready", responses={503: {"description": "Models are being opened."}}
+        )
+        async def ready() -> Response:
+            """Whether everything is open, so that searches are answered without delay."""
+            if not self.is_ready:
+                return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
+            return json_answer({"status": "ready"})
+
+    async def _in_time(self, request: Request, work: Callable[[], Awaitable[Answer]], *, late: str) -> Answer:
+        """The result of some work, in its turn; 504 with the message `late` where that takes too long."""
+        seconds = self.settings.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.turns.run(work, receive=request.receive, seconds=seconds)
+        except TimeoutError as error:
+            raise Refusal(504, "out_of_time", late) from error
+
+    def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
+        """Count the calls of searches; `error` ended a stream after its status had been sent."""
+        notes = notes_of(request.scope)
+        notes["calls"] = sum(search.calls for search in searches)
+        for search in searches:
+            if search.stopped not in (None, "refused"):
+                plan = search.plan
+                self.metrics.count_search(plan.served.name, plan.method, search.last, stopped=search.stopped)
+        if error is not None:
+            refusal = as_refusal(error)
+            notes["error"] = refusal.code
+            if refusal.status >= 500:
+                notes["failure"] = error
+
+    def _facts(self, one: Served) -> dict[str, Any]:
+        index = one.index
+        return {
+            "name": one.name,
+            "n_items": len(index),
+            "n_anchors": len(index.anchor_queries),
+            "version": index.version,
+            "scorer": one.scorer_name,
+            "first_stages": list(index.first_stages),
+            "default_first": index.snapshot.chosen_first(
+                **self.settings.defaults(), method=index.snapshot.default_method
+            ),
+            "methods": list(one.methods),
+            "examples": example_questions(index),
+            "tunings": as_json(index.tunings),
+            "learning": None if index.learning is None else index.learning.as_dict(),
+            "limits": self.settings.limits(),
+        }
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads where an exit or interrupt that other people's code raises ends its request, and not the event loop."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        """As for any executor."""
+        return super().submit(_as_error, work, *args, **options)
+
+
+def _as_error(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return work(*args, **options)
+    except Exception:
+        raise
+    except BaseException as stop:
+        raise RuntimeError(f"A scorer, encoder or first stage raised {type(stop).__name__}: {stop}") from stop
+
+
+def _warm(one: Served) -> None:
+    index = one.index
+    _ = index.scorer
+    # A search that names no first stage may start from any that a tuning chose.
+    for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)}:
+        if first not in (None, "random"):
+            # A tuning may name a stage that the folder has no longer.
+            with suppress(UnknownName):
+                index.snapshot.stage(first)
+    if index.anchor_queries and index.snapshot.in_memory:
+        # Features are made from the scores once, which takes seconds where there are many.
+        # Warnings are not silenced: this runs in a thread, and filters belong to the whole process.
+        with suppress(AdacurError):
+            replay(index, [index.anchor_queries[0]], 1, budget=1)

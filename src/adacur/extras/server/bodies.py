@@ -1,0 +1,222 @@
+"""The bodies of requests, with the limits of the server built in: FastAPI validates and documents them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from adacur.extras.server.server_settings import ServerSettings
+from adacur.options import OPTIONS, Option
+from adacur.search.methods import METHODS, options_of
+from adacur.spelling import did_you_mean
+
+# More than any list can hold, and small enough for every library's integers.
+_LARGEST = 2**31 - 1
+_MOST_METADATA_FIELDS = 100
+# vLLM's and Cohere's names for how many tokens of a pair, or of a document, are read.
+TOKEN_LIMITS = ("truncate_prompt_tokens", "max_tokens_per_doc")
+
+
+# Looking for names similar to one of a megabyte would keep the server busy for seconds.
+Name = Annotated[str, StringConstraints(max_length=1000)]
+Plain = str | int | float | bool
+# Options of the methods that are numbers; the others are objects, which JSON cannot hold.
+METHOD_OPTIONS: dict[str, type] = {
+    option: kind
+    for name, method in METHODS.items()
+    for option in options_of(name)
+    for kind in (int, float)
+    if kind in ((hint := get_type_hints(method)[option]), *get_args(hint))
+}
+
+
+def search_request(settings: ServerSettings) -> type[BaseModel]:
+    """The body of a search."""
+    default, n_values = settings.defaults(), settings.max_filter_values
+    text = _text(settings.max_query_chars)
+    values = dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]]
+    filter_: Any = create_model(
+        "SearchFilter",
+        __base__=_Body,
+        __doc__="Which items may be found: these ids, or those whose metadata have these values; or both.",
+        ids=_optional(_list_of(str, most=n_values), "Only these items."),
+        metadata=_optional(
+            Annotated[values, Field(min_length=1), _few_values(n_values)],
+            "Only items whose field has this value, or one of these; `document` names documents of passages.",
+        ),
+    )
+    fields: dict[str, Any] = {
+        "index": _optional(Name, "Which index; default: the first that is served."),
+        "query": _optional(text, "The question. Either this or `queries`."),
+        "queries": _optional(_list_of(text, most=settings.max_queries), "Several questions, each with the budget."),
+        "k": _field(_count(settings.max_k), "How many items to return; at most the budget.", default["k"]),
+        "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
+        "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
+        **{one.name: _optional(_kind(one), one.help) for one in OPTIONS if one.in_requests},
+        "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
+        **_method_options(settings),
+        "filter": _optional(filter_, "Which items may be found; default: all."),
+        "explain": _field(bool, "Say of each hit what the first stage, predictions and anchor queries said.", False),
+        "trace": _field(bool, "Return every round: what was scored, predicted and exact.", False),
+        "stream": _field(bool, "Answer with a server-sent event per round (one query); also by `Accept`.", False),
+    }
+    about = "A search: a query, or several, and how much may be spent on each."
+    return create_model("SearchRequest", __base__=_SearchBody, __doc__=about, **fields)
+
+
+def rerank_request(settings: ServerSettings) -> type[BaseModel]:
+    """The body of a re-ranking: the fields of Jina, vLLM and Cohere together."""
+    text = Annotated[str, StringConstraints(max_length=settings.max_document_chars)]
+    document = create_model("TextDocument", __base__=_Document, text=(text, ...))
+    fields: dict[str, Any] = {
+        "model": _optional(Name, "An index or a scorer; default: the first index's scorer."),
+        "query": (_text(settings.max_query_chars), ...),
+        "documents": (_list_of(text | document, most=settings.max_documents), ...),
+        "top_n": _optional(_count(), "Return only the best N."),
+        "top_k": _optional(_count(), "Voyage's name for the same; of two numbers the smaller counts."),
+        "return_documents": _optional(bool, "Return the texts too (Jina, vLLM); default: true."),
+        "raw_scores": _field(bool, "The scorer's logits instead of 1 / (1 + exp(-logit)).", False),
+        "use_activation": _field(bool, "vLLM's name for the same: false asks for logits.", True),
+        **{
+            name: _optional(_count(least=-1), "At least the scorer's own limit of tokens, or -1 for it.")
+            for name in TOKEN_LIMITS
+        },
+        "truncation": _optional(Literal[True], "Long documents are cut at the scorer's limit (Voyage)."),
+        "priority": _optional(int, "Taken from vLLM's and Cohere's clients; requests are answered in turn."),
+    }
+    about = "Documents to score exactly for a query; of a document that is an object, its `text`."
+    return create_model("RerankRequest", __base__=_RerankBody, __doc__=about, **fields)
+
+
+def _method_options(settings: ServerSettings) -> dict[str, Any]:
+    """A field for each option of the methods; the chosen method checks its value."""
+    fields = {}
+    for option, kind in METHOD_OPTIONS.items():
+        takers = ", ".join(name for name in METHODS if option in options_of(name))
+        number = _count(getattr(settings, f"max_{option}", 2**63 - 1), least=0) if kind is int else float
+        fields[option] = _optional(number, f"An option of {takers}.")
+    return fields
+
+
+class _Body(BaseModel):
+    """Values are taken literally: "10" is not a number, and an unknown field is an error."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    # Longer lists of fields are in /openapi.json.
+    fields_shown: ClassVar[int] = 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, value: Any) -> Any:
+        # One error, however many fields are unknown: an error for each of a million would exhaust the memory.
+        if isinstance(value, dict) and (unknown := next((name for name in value if name not in cls.model_fields), "")):
+            name = unknown[:60].encode(errors="replace").decode()
+            near = did_you_mean(name, cls.model_fields)
+            if not near and len(cls.model_fields) <= cls.fields_shown:
+                near = f" It takes {' and '.join(cls.model_fields)}."
+            raise PydanticCustomError("unknown_field", "unknown field '{name}'.{near}", {"name": name, "near": near})
+        return value
+
+
+class _SearchBody(_Body):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"query": "who discovered penicillin?", "k": 3, "budget": 50},
+                {"query": "who discovered penicillin?", "budget": 100, "stream": True},
+                {"queries": ["first novel", "first film"], "k": 5},
+            ],
+        }
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> _SearchBody:
+        given: Any = self
+        if (given.query is None) == (given.queries is None):
+            raise PydanticCustomError("queries", "give either query, one text, or queries, a list of texts")
+        return self
+
+
+class _RerankBody(_Body):
+    """Clients of other services send null for what only those know; anything else in such a field is refused."""
+
+    fields_shown: ClassVar[int] = 20
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+class _Document(BaseModel):
+    """A text among what else its owner keeps with it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def _optional(kind: Any, meaning: str) -> tuple[Any, Any]:
+    return kind | None, Field(None, description=meaning)
+
+
+def _field(kind: Any, meaning: str, default: Any) -> tuple[Any, Any]:
+    return kind, Field(default, description=meaning)
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 10.0 is 10."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _count(most: int = _LARGEST, *, least: int = 1) -> Any:
+    # The bounds come first: after a validator, they would not be in the schema.
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
+
+
+def _kind(option: Option) -> Any:
+    """The type of an option in a request; numbers as JSON has them, and no empty texts."""
+    kind: Any = Annotated[option.kind, Field(**option.rule)]
+    if option.kind is int:
+        return Annotated[kind, BeforeValidator(_whole)]
+    return Annotated[Literal[*option.words] | kind, Field(union_mode="left_to_right")] if option.words else kind
+
+
+def _text(most: int) -> Any:
+    """A text with at least one character that is not a space: nothing else can be scored."""
+    return Annotated[str, StringConstraints(pattern=r"\S", max_length=most)]
+
+
+def _list_of(kind: Any, *, most: int) -> Any:
+    """A list whose length is checked before its elements; only the first wrong element is reported."""
+    return Annotated[list[kind], Field(min_length=1, max_length=most, fail_fast=True), _at_most(most, len)]
+
+
+def _few_values(most: int) -> BeforeValidator:
+    """At most this many values in all fields of a filter together, and a limited number of fields."""
+
+    def size(fields: Any) -> int:
+        if isinstance(fields, list):
+            return 0  # refused for what it is
+        if len(fields) > _MOST_METADATA_FIELDS:
+            return most + len(fields)
+        return sum(len(one) if isinstance(one, list) else 1 for one in fields.values())
+
+    return _at_most(most, size)
+
+
+def _at_most(most: int, size: Any) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and (length := size(value)) > most:
+            raise PydanticCustomError("too_long", "at most {most} here, got {length}", {"most": most, "length": length})
+        return value
+
+    return BeforeValidator(check)

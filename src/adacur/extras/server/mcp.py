@@ -1,0 +1,151 @@
+"""MCP: a server with one tool, by which a language model searches an index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from adacur import __version__
+from adacur.as_json import hit_rows
+from adacur.errors import EngineRefused, InputError, NonFiniteScore, ScorerError, UnknownName
+from adacur.requirements import require
+from adacur.results import Hits
+from adacur.search import AnchorIndex, search_options
+
+_log = logging.getLogger("adacur.mcp")
+
+TOOL = "search"
+_ANSWER = {
+    "type": "object",
+    "properties": {
+        "hits": {
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "Best first: id, text, score (higher is nearer), rank, round, metadata.",
+        },
+        "calls": {"type": "integer", "description": "Scorer calls that were spent."},
+        "stopped": {
+            "type": "string",
+            "description": "Why it ended: budget, exhausted, deadline, settled, tokens or cost.",
+        },
+    },
+    "required": ["hits", "calls", "stopped"],
+}
+
+
+def serve_mcp(index: AnchorIndex, **settings: Any) -> None:
+    """Serve an index over stdin and stdout until the client closes them; `settings` are those of `create_server`."""
+    server = create_server(index, **settings)
+    from mcp.server.stdio import stdio_server
+
+    async def run() -> None:
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    asyncio.run(run())
+
+
+def create_server(
+    index: AnchorIndex,
+    *,
+    k: int = 10,
+    budget: int = 100,
+    max_budget: int = 1000,
+    description: str | None = None,
+    **options: Any,
+) -> Any:
+    """An `mcp.server.lowlevel.Server` with the tool `search(query, k, budget)`, for any transport of the SDK.
+
+    - `k`, `budget`: what the tool uses where its caller gives none; at most the budget, and at most `max_budget`;
+    - `max_budget`: the most scorer calls that its caller may ask for;
+    - `description`: what the items are, for the model to know when to search them;
+    - `options`: those of `AnchorIndex.search`.
+
+    A search that is refused is an error of the tool, which the model can read.
+    """
+    require("mcp", extra="mcp")
+    server = require("mcp.server.lowlevel", extra="mcp")
+    types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
+
+    defaults = {"k": min(k, budget, max_budget), "budget": min(budget, max_budget)}
+    tool = types.Tool(
+        name=TOOL,
+        title="Search",
+        description=_description(index, description),
+        input_schema=_arguments(**defaults, max_budget=max_budget),
+        output_schema=_ANSWER,
+        annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
+    )
+    schema = jsonschema.Draft202012Validator(tool.input_schema)
+
+    def answer(text: str, **rest: Any) -> Any:
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **rest)
+
+    async def list_tools(context: Any, params: Any) -> Any:
+        return types.ListToolsResult(tools=[tool])
+
+    async def call_tool(context: Any, params: Any) -> Any:
+        given = params.arguments or {}
+        if params.name != TOOL:
+            return answer(f"There is no tool {params.name!r}; there is {TOOL!r}.", is_error=True)
+        if (wrong := next(schema.iter_errors(given), None)) is not None:
+            return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
+        arguments = defaults | given
+        if "k" not in given:
+            # A small budget is not a reason to refuse the default k.
+            arguments["k"] = min(arguments["k"], arguments["budget"])
+        try:
+            spent = search_options(index, **options | {"budget": arguments["budget"]})
+            hits = await index.asearch(arguments["query"], arguments["k"], **spent)
+        except (InputError, UnknownName, NonFiniteScore) as error:
+            if isinstance(error, EngineRefused):
+                _log.exception("A search failed.")
+                return answer("The engine of this index does not take this search.", is_error=True)
+            return answer(str(error), is_error=True)
+        except Exception as error:
+            # Its message may name files, hosts and keys: it goes to the log, and the client learns the kind of error.
+            _log.exception("A search failed.")
+            what = "The scorer" if isinstance(error, ScorerError) else "The search"
+            return answer(f"{what} failed ({type(error).__name__}). The log of this server says why.", is_error=True)
+        data = {"hits": hit_rows(hits), "calls": hits.trace.calls, "stopped": hits.trace.stopped}
+        return answer(_in_words(hits), structured_content=data)
+
+    return server.Server(
+        "adacur",
+        version=__version__,
+        instructions=f"Call {TOOL!r} to find items by meaning. {tool.description}",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def _description(index: AnchorIndex, about: str | None) -> str:
+    parts = (
+        f"Search {len(index):,} items.",
+        about,
+        "Each is judged by a cross-encoder that reads query and item together; a search finds the items that it ranks "
+        "highest with a limited number of calls to it. Ask in plain words: a question, or a description of the items.",
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": 1, "maximum": max_budget}
+    spend = "Scorer calls to spend: more find more of the best items, and take longer."
+    return {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "minLength": 1, "description": "What to find."},
+            "k": {**number, "default": k, "description": "How many items to return, at most the budget."},
+            "budget": {**number, "default": budget, "description": spend},
+        },
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+
+
+def _in_words(hits: Hits) -> str:
+    lines = (f"{hit.rank}. [{hit.id}] score {hit.score:.2f}\n{hit.item.text if hit.item else ''}" for hit in hits)
+    items = "1 item" if len(hits) == 1 else f"{len(hits)} items"
+    return "\n\n".join((f"{items}, {hits.trace.calls} scorer calls.", *lines))

@@ -1,0 +1,80 @@
+"""Opens indexes for serving: each under a name, and each model only once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from adacur.errors import InputError
+from adacur.extras.engines.store_urls import without_credentials
+from adacur.extras.server.server_settings import ServerSettings
+from adacur.names import is_store_url
+from adacur.protocols import Scorer
+from adacur.scorers import Cached
+from adacur.search import AnchorIndex, load
+from adacur.store import IndexFolder
+
+_NAMED = re.compile(r"(?P<name>[^=/\\]+)=(?P<place>.+)", re.DOTALL)
+
+
+def named_places(given: Iterable[str]) -> dict[str, str]:
+    """Folders or URLs by the names they are served under: NAME=PATH, or the folder's name without .adacur."""
+    places: dict[str, str] = {}
+    for one in given:
+        named = None if Path(one).exists() else _NAMED.fullmatch(one)
+        place = named["place"] if named else one
+        name = named["name"] if named else _name_of(place)
+        if name in places:
+            raise InputError(
+                f"Two indexes would be served under the name {name!r}: {without_credentials(places[name])} and "
+                f"{without_credentials(place)}. Name one of them: NAME=INDEX"
+            )
+        places[name] = place
+    return places
+
+
+def _name_of(place: str) -> str:
+    """The name of a folder, or of the collection or table at a URL."""
+    if is_store_url(place):
+        tables = parse_qs(urlsplit(place).query).get("table")
+        place = tables[0] if tables else place.partition("?")[0]
+    return Path(place.rstrip("/")).resolve().name.removesuffix(".adacur")
+
+
+def open_indexes(
+    places: Mapping[str, str | Path],
+    *,
+    scorer: Any = None,
+    encoder: Any = None,
+    trust: bool = False,
+    cache: Path | None = None,
+    settings: ServerSettings | None = None,
+) -> dict[str, AnchorIndex]:
+    """Open indexes with their scorers; indexes that were built by the same scorer share it.
+
+    `scorer` replaces the one that each was built with, and `encoder` that of item vectors; `cache` is a file
+    for scores. `settings` say what is logged and learned.
+    """
+    opened: dict[Any, Scorer] = {}
+    indexes: dict[str, AnchorIndex] = {}
+    for name, place in places.items():
+        card = None
+        if not is_store_url(str(place)):
+            card = IndexFolder.open(place).manifest.scorer
+        if scorer is not None or card is None:
+            model: Any = card and (card.max_item_tokens, card.prompt, card.readout)
+        else:
+            model = (card.name, card.backend, card.weights, card.source, card.max_tokens)
+            model += (card.max_item_tokens, card.prompt, card.readout)
+        log = None if settings is None else settings.search_log(name)
+        index = load(place, scorer=opened.get(model, scorer), encoder=encoder, trust=trust, log=log)
+        if settings is not None and settings.learn_every:
+            index.learn(settings.learn_every)
+        if cache is not None and model not in opened:
+            index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))
+        opened[model] = index.scorer
+        indexes[name] = index
+    return indexes

@@ -1,0 +1,279 @@
+"""Logged searches as further anchor queries: their scores are exact, the rest is predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.budget import is_whole
+from adacur.errors import InputError, WrongScorer
+from adacur.extras.server.search_log import LOGGED, SearchLog, text_digest
+from adacur.model.acquire import best_positions
+from adacur.model.completion import Completion, ScoredItems
+from adacur.protocols import ScorerCard
+from adacur.records import Query
+from adacur.search.index_stages import open_first_stages
+from adacur.search.snapshot import Snapshot
+from adacur.seeds import stream_key, uniform
+from adacur.store import AnchorTable, IndexFolder
+from adacur.store.items import PartItems, StoredItems
+from adacur.store.updates import updating
+
+LIMIT = 500
+# With fewer scores, nearly all of a query's column would be predicted.
+_FEWEST_SCORED = 20
+# Unseen items that are assumed to have a search's lowest score, per scored item.
+_ASSUMED = 0.1
+# With this many complete anchor queries, no such assumption is needed.
+_ENOUGH = 20
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What a refresh did with a log. Its `queries`, each counted once, are divided into:
+
+    - `added`: anchor queries now, with the ids `new_ids`;
+    - `known`: anchor queries before, of which `updated` got more scores;
+    - `too_few`: too few scores for items that are still unchanged;
+    - `beyond_limit`: left out by `limit`;
+    - `other_scorer`: scored only by scorers other than that of the index.
+
+    `dropped` anchor queries were made from earlier searches and removed; `anchors` counts those there are now.
+    """
+
+    queries: int
+    added: int
+    known: int
+    too_few: int
+    beyond_limit: int
+    other_scorer: int
+    anchors: int
+    new_ids: tuple[str, ...]
+    updated: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Paid:
+    """The paid scores of a query, from all its searches, by position."""
+
+    query: Query
+    at: float
+    scores: dict[int, float]
+
+
+def refresh(
+    path: str | Path,
+    log: str | Path | SearchLog,
+    *,
+    limit: int = LIMIT,
+    fewest_scored: int = _FEWEST_SCORED,
+    encoder: Any = None,
+    trust: bool = False,
+    card: ScorerCard | None = None,
+    mirror: bool = False,
+    first: Callable[[IndexFolder], Mapping[str, Any]] | None = None,
+) -> Refreshed:
+    """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
+
+    At most `limit` anchor queries come from logs: those with most scores first, then the newest. Their missing scores
+    are predicted anew. Scores count only for items whose text is unchanged. Searches by another scorer are left out; a
+    log of nothing else is refused. An index without anchor queries becomes that of the scorer with this `card`, by
+    default that of the newest search.
+
+    - `mirror`: drop anchor queries made from searches that the log no longer holds;
+    - `encoder`, `trust`: those of `load`; `first` gives the first stages of a version instead.
+    """
+    if not all(is_whole(count) and count >= 1 for count in (limit, fewest_scored)):
+        raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
+    if not isinstance(log, SearchLog):
+        if not Path(log).is_file():
+            raise InputError(f"There is no search log {log}. Searches write one with log=FILE, or --log FILE.")
+        log = SearchLog(log)
+    with updating(path) as update:
+        folder = update.current
+        of_index = folder.manifest.scorer
+        if not folder.anchor_queries:
+            # It holds no scores, so any scorer's will do.
+            of_index = card or log.newest_card() or of_index
+        paid, others = _paid_for(log, of_index, folder.items)
+        if others and not paid:
+            other = next(iter(others.values()))
+            raise WrongScorer(
+                f"{log.path} holds only searches scored by {_described(other, of_index)}; {path} was built with "
+                f"{_described(of_index, other)}. Give a log of searches in this index."
+            )
+        before = _made_before(folder)
+        given = [query for query in folder.anchor_queries if query.id not in before]
+        there = {query.text for query in given} | {query.id for query in given}
+        logged = {one.query.id: one for one in paid if one.query.text not in there and one.query.id not in there}
+        known = len(paid) - len(logged) + len(logged.keys() & before.keys())
+        if not mirror:
+            for id_, old in before.items():
+                new = logged.get(id_, old)
+                logged[id_] = replace(old, scores=old.scores | new.scores, at=new.at)
+        enough = [one for one in logged.values() if len(one.scores) >= fewest_scored or one.query.id in before]
+        chosen = sorted(enough, key=lambda one: (-len(one.scores), -one.at, one.query.id))[:limit]
+        ids = {one.query.id for one in chosen}
+        new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
+        updated = sum(
+            one.scores.keys() != before[one.query.id].scores.keys() for one in chosen if one.query.id in before
+        )
+        dropped = [id_ for id_ in before if id_ not in ids]
+        if new_ids or updated or dropped:
+            queries = [one.query for one in chosen]
+            positions = [np.array(sorted(one.scores), dtype=np.intp) for one in chosen]
+            scores = [np.array([one.scores[at] for at in sorted(one.scores)]) for one in chosen]
+            stages = open_first_stages(folder.home, encoder=encoder, trust=trust) if first is None else first(folder)
+            complete = Snapshot(_complete(folder, before), first=stages)
+            if before:
+                update.drop_anchors(before, replaced=True)
+            if chosen:
+                values, exact = complete_searches(complete, queries, positions, scores)
+                update.add_anchor_scores(queries, values, exact=exact, card=of_index)
+            update.switch()
+        return Refreshed(
+            queries=len(paid) + len(others),
+            added=len(new_ids),
+            known=known,
+            too_few=len(logged) - len(enough),
+            beyond_limit=len(enough) - len(chosen),
+            other_scorer=len(others),
+            anchors=len(given) + len(chosen),
+            new_ids=new_ids,
+            updated=updated,
+            dropped=len(dropped),
+        )
+
+
+def complete_searches(
+    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
+) -> tuple[FloatArray, BoolArray]:
+    """Scores of every item for queries that were scored at some positions, and which of them are exact.
+
+    Both have shape (queries, items). With enough `complete` anchor queries, missing scores are predicted as a search
+    would from these and its scores; else all queries are completed together, from the items' vectors.
+    """
+    if len(complete.anchors.anchor_queries) >= _ENOUGH:
+        values = _as_searches_predict(complete, queries, positions, scores)
+    else:
+        values = _together(complete, queries, positions, scores)
+    exact = np.zeros(values.shape, dtype=np.bool_)
+    for row, (where, exact_scores) in enumerate(zip(positions, scores, strict=True)):
+        values[row, where] = exact_scores
+        exact[row, where] = True
+    return values, exact
+
+
+def _as_searches_predict(
+    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
+) -> FloatArray:
+    values = np.empty((len(queries), len(complete.anchors.items)), dtype=np.float32)
+    for start in range(0, len(queries), _AT_ONCE):
+        group = slice(start, start + _AT_ONCE)
+        approximation = complete.gaussian_model().begin(complete.anchors, queries[group])
+        approximation.tell(positions[group], scores[group])
+        values[group] = [approximation.in_scores(np.asarray(row)) for row in approximation.predict()]
+    return values
+
+
+def _together(
+    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
+) -> FloatArray:
+    """A search scores the best items that it can find, which do not represent the rest: some of the rest, drawn at
+    random, are assumed to score as low as its worst.
+    """
+    items, scored = complete.anchors.items, []
+    for query, where, exact in zip(queries, positions, scores, strict=True):
+        n_left = len(items) - len(where)
+        n_assumed = min(n_left, max(1, round(_ASSUMED * len(where))))
+        draws = uniform(stream_key(0, "logged", query.id), items.keys)
+        draws[where] = -np.inf
+        drawn = best_positions(draws, n_assumed, keys=items.keys)
+        weights = np.append(np.ones(len(where)), np.full(n_assumed, n_left / max(1, n_assumed)))
+        worst = np.full(n_assumed, exact.min())
+        scored.append(ScoredItems(np.append(where, drawn), np.append(exact, worst), weights))
+    vectors, embeddings = complete.item_vectors(), np.zeros((len(items), 0), dtype=np.float32)
+    query_vectors: FloatArray = np.zeros((len(queries), 1))
+    if vectors is not None and vectors.embed_queries is not None:
+        embeddings, query_vectors = vectors.all_rows(), vectors.embed_queries(queries)
+    completion = Completion(scored, embeddings=embeddings, query_vectors=query_vectors)
+    return np.ascontiguousarray(completion[0 : len(items)].T)
+
+
+def _complete(folder: IndexFolder, logged: Collection[str]) -> AnchorTable:
+    """The index without the anchor queries made from logged searches."""
+    columns = [column for column, query in enumerate(folder.anchor_queries) if query.id not in logged]
+    if not columns:
+        return AnchorTable.of_items(folder.items)
+    queries = tuple(folder.anchor_queries[column] for column in columns)
+    # No copy if none is left out: the model reads the whole matrix anyway.
+    matrix = folder.matrix if not logged else np.ascontiguousarray(folder.matrix[:, columns])
+    return AnchorTable(folder.items, queries, matrix)
+
+
+def _made_before(folder: IndexFolder) -> dict[str, _Paid]:
+    """The anchor queries made from logged searches, with their exact scores, by id."""
+    complete = folder.exact_anchors()
+    columns = [
+        column
+        for column, query in enumerate(folder.anchor_queries)
+        if query.id.startswith(LOGGED) and not complete[column]
+    ]
+    cells, made = folder.exact_cells() if columns else None, {}
+    for column in columns:
+        assert cells is not None
+        rows, query = np.flatnonzero(cells[:, column]), folder.anchor_queries[column]
+        made[query.id] = _Paid(query, 0.0, dict(zip(rows.tolist(), folder.matrix[rows, column].tolist(), strict=True)))
+    return made
+
+
+def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:
+    """The name of a scorer, and how it differs from another."""
+    if card is None:
+        return "an unknown scorer"
+    others = asdict(other) if other else {}
+    compared = {what: value for what, value in asdict(card).items() if what not in ("name", "source")}
+    differs = ", ".join(f"{what} {value!r}" for what, value in compared.items() if value != others.get(what))
+    return f"{card.name!r} ({differs})" if differs else repr(card.name)
+
+
+def _may_be_one(card: ScorerCard, other: ScorerCard) -> bool:
+    """Whether two cards may belong to the same scorer."""
+    # The name counts only where there are no weights to compare.
+    left_out = {"source", *(["name"] if card.weights else [])}
+    return all(value == getattr(other, what) for what, value in asdict(card).items() if what not in left_out)
+
+
+def _paid_for(
+    log: SearchLog, card: ScorerCard | None, items: StoredItems | PartItems
+) -> tuple[list[_Paid], dict[str, ScorerCard]]:
+    """The scores by this scorer for each query, and the texts of queries that only others scored, with their cards.
+
+    Scores count only for items that still have the text that was scored.
+    """
+    paid: dict[str, _Paid] = {}
+    others: dict[str, ScorerCard] = {}
+    digests: dict[str, tuple[int, bytes]] = {}
+    for search in log:
+        if card is None or not _may_be_one(search.card, card):
+            others.setdefault(search.query.text, search.card)
+            continue
+        if unseen := [id_ for id_ in search.ids if id_ not in digests]:
+            there = items.known_positions(unseen)
+            texts = items.at(list(there.values()))
+            digests |= dict.fromkeys(unseen, (-1, b""))
+            digests |= {item.id: (there[item.id], text_digest(item.text)) for item in texts}
+        scored = paid.setdefault(search.query.text, _Paid(search.query, search.at, {}))
+        paid[search.query.text] = replace(scored, at=max(scored.at, search.at))
+        for id_, digest, score in zip(search.ids, search.digests, search.scores.tolist(), strict=True):
+            position, now = digests[id_]
+            if now == digest:
+                scored.scores[position] = score
+    return list(paid.values()), {text: card for text, card in others.items() if text not in paid}

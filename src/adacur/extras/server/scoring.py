@@ -1,0 +1,210 @@
+"""The scorers of a server: one object per scorer for all indexes, with its calls counted, and checked for drift.
+
+Searches share calls in the loop of their scorer (`adacur.search.shared_loop`), documents to rerank in its queue
+(`adacur.scorers.calling.ascore`); both come before the counter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+from adacur.arrays import FloatArray, IntArray
+from adacur.extras.server.failures import Refusal
+from adacur.extras.server.indexes import Served
+from adacur.extras.server.metrics import Metrics
+from adacur.extras.server.server_settings import ServerSettings
+from adacur.money import Price
+from adacur.protocols import AsyncScorer, Items, PositionScorer, Scorer
+from adacur.records import Pair, Query
+from adacur.scorers.cached import past_cache
+from adacur.scorers.metered import tokens_and_units
+from adacur.scorers.prices import counts_exactly, price_of
+from adacur.scorers.wrapping import runs_side_by_side, shares_calls
+from adacur.scores import PairsAt, failure_of
+from adacur.store import Drift, drift_now
+
+# Scorer calls of a check.
+_PAIRS = 8
+# A check that is asked for again within this time repeats its answer: asking must not be a way to spend.
+KEPT_SECONDS = 60.0
+
+
+class _Counted:
+    """A scorer whose calls are counted, and made one at a time: a model may not be thread-safe."""
+
+    def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None = None) -> None:
+        self.scorer = scorer
+        self.price = price_of(scorer) if price is None else price
+        self.card = scorer.card
+        self.shares_calls = shares_calls(scorer)
+        self._metrics = metrics
+        self._turn = threading.RLock()
+        if hasattr(scorer, "score_at"):
+            self.score_at = self._score_at
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        with self._turn, self._counting(pairs):
+            return self.scorer.score(pairs)
+
+    def _score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
+        with self._turn, self._counting(PairsAt(items, queries, query_of, positions)):
+            return cast(PositionScorer, self.scorer).score_at(items, queries, query_of, positions)
+
+    @contextmanager
+    def _counting(self, pairs: Sequence[Pair], *, awaited: bool = False) -> Iterator[None]:
+        name = self.card.name
+        # Where nothing is paid, no item is read or tokenised a second time just to count its tokens.
+        is_free = self.price is None and (isinstance(pairs, PairsAt) or counts_exactly(self.scorer))
+        tokens, units = (0, 0) if is_free else tokens_and_units(self, pairs)
+        self._metrics.scorer_tokens.labels(name).inc(tokens)
+        if self.price is not None:
+            self._metrics.scorer_cost.labels(name, self.price.currency).inc(float(self.price.cost(units).amount))
+        started = time.perf_counter()
+        self._metrics.scorer_calls.labels(name).inc()
+        self._metrics.scorer_pairs.labels(name).observe(len(pairs))
+        try:
+            yield
+        except BaseException as error:
+            if awaited and _is_cancelled(error):
+                raise
+            self._metrics.scorer_failures.labels(name).inc()
+            if isinstance(error, Exception):
+                raise
+            # An exit or interrupt would end the server, and others would leave a request without an answer.
+            raise failure_of(self, error) from error
+        finally:
+            self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
+
+
+class _CountedAtOnce(_Counted):
+    """A counted scorer that handles concurrent calls itself, such as a service."""
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        assert isinstance(self.scorer, AsyncScorer)
+        with self._counting(pairs, awaited=True):
+            return await self.scorer.ascore(pairs)
+
+
+class ServedScorers:
+    """One counted scorer per scorer, shared by all indexes that have it."""
+
+    def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
+        self._metrics = metrics
+        self._price = price
+        self._served: dict[int, Scorer] = {}
+        self._lock = threading.Lock()
+
+    def of(self, scorer: Scorer) -> Scorer:
+        """The counted form of this scorer."""
+        with self._lock:
+            # A counted scorer keeps its scorer alive, so that no other object can have its id.
+            if id(scorer) not in self._served:
+                kind = _CountedAtOnce if runs_side_by_side(scorer) else _Counted
+                self._served[id(scorer)] = kind(scorer, self._metrics, self._price)
+            return self._served[id(scorer)]
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether the caller cancelled this task, rather than the scorer itself."""
+    task = asyncio.current_task()
+    is_asked_to = task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and is_asked_to)
+
+
+def uncached(scorer: Scorer) -> Scorer:
+    """A counted scorer without its cache, with the same lock: cached scores do not show whether it has changed."""
+    if not isinstance(scorer, _Counted):
+        return scorer
+    other = copy.copy(scorer)
+    other.scorer = past_cache(scorer.scorer)
+    return other
+
+
+class ScorerWatch:
+    """Compares the scorer of each index with a few of the stored scores, periodically and on demand.
+
+    Each check is counted in `metrics` and logged as one line. `sleep` waits between checks.
+    """
+
+    def __init__(
+        self,
+        served: Mapping[str, Served],
+        *,
+        settings: ServerSettings,
+        metrics: Metrics,
+        log: Any,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._served, self._settings, self._metrics, self._log, self._sleep = served, settings, metrics, log, sleep
+        self._changed: set[str] = set()
+        # The last check of each index and when it began, even if it failed or its client has gone.
+        self._last: dict[str, tuple[float, asyncio.Task[Drift]]] = {}
+
+    async def run(self) -> None:
+        """Check all scorers that can change, until cancelled."""
+        while self._settings.probe_seconds:
+            await self._sleep(self._settings.probe_seconds)
+            for one in self._served.values():
+                # A failure has been counted and logged, and may be temporary.
+                with suppress(Exception):
+                    if await asyncio.to_thread(_can_change, one):
+                        await self.check(one)
+
+    async def on_demand(self, one: Served) -> tuple[Drift, float]:
+        """The last check and its age in seconds, if that is less than a minute; otherwise a new one."""
+        began, check = self._begun(one, kept=KEPT_SECONDS)
+        age = time.monotonic() - began if check.done() else 0.0
+        return await asyncio.shield(check), age
+
+    async def check(self, one: Served) -> Drift:
+        """How far the scorer has drifted from the index, for 8 scorer calls."""
+        return await asyncio.shield(self._begun(one, kept=0.0)[1])
+
+    def _begun(self, one: Served, *, kept: float) -> tuple[float, asyncio.Task[Drift]]:
+        """The check that is under way, or is younger than `kept` seconds; otherwise a new one."""
+        if not one.index.anchor_queries:
+            message = "This index stores no scores to compare with, so any scorer fits it."
+            raise Refusal(422, "nothing_to_probe", message)
+        began, check = self._last.get(one.name, (0.0, None))
+        if check is None or (check.done() and time.monotonic() - began >= kept):
+            began, check = time.monotonic(), asyncio.create_task(self._check(one))
+            self._last[one.name] = began, check
+        return began, check
+
+    async def _check(self, one: Served) -> Drift:
+        try:
+            # In a thread, since the scorer may have to be opened first.
+            drift = await asyncio.to_thread(lambda: drift_now(one.index.anchors, uncached(one.index.scorer), n=_PAIRS))
+        except Exception as error:
+            self._metrics.scorer_probes.labels(one.name, "failed").inc()
+            self._log.error("scorer not probed", index=one.name, exc_info=error)
+            raise
+        outcome = "same" if drift.same else "near" if drift.allowed else "changed"
+        self._metrics.scorer_probes.labels(one.name, outcome).inc()
+        self._metrics.scorer_drift.labels(one.name).set(drift.rms_over_std)
+        write = self._log.info if drift.allowed else self._log.error
+        write("scorer probed", index=one.name, outcome=outcome, drift=drift.in_words())
+        (self._changed.discard if drift.allowed else self._changed.add)(one.name)
+        return drift
+
+    def refuse_if_changed(self, one: Served) -> None:
+        """Refuse a search whose scorer has changed, where the settings ask for it."""
+        if self._settings.refuse_drift and one.name in self._changed:
+            message = (
+                "The scorer of this index has changed since the index was built. Searches are refused until the "
+                "scorer is restored or the index is rebuilt."
+            )
+            raise Refusal(503, "scorer_changed", message)
+
+
+def _can_change(one: Served) -> bool:
+    """Whether the scorer has no known weights, as a service has none."""
+    return bool(one.index.anchor_queries) and one.index.scorer.card.weights is None

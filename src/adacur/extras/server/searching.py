@@ -1,0 +1,240 @@
+"""A search for a client: as one answer, or as an event per round; it is cancelled when the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.types import Receive, Scope, Send
+
+from adacur.as_json import as_json, hit_rows, spent
+from adacur.budget import Budget
+from adacur.errors import AdacurError, EmptyInput
+from adacur.extras.server.concurrency import Turns
+from adacur.extras.server.failures import ClientGone, Refusal, as_refusal, json_text
+from adacur.extras.server.indexes import SearchPlan
+from adacur.protocols import Items
+from adacur.records import Query
+from adacur.results import Hits, Round, Trace
+from adacur.search.shared_loop import asearch_iter
+
+# Proxies close a silent connection, and a slow scorer may take longer than they wait.
+_SECONDS_OF_SILENCE = 15.0
+_SECONDS_TO_READ = 30.0
+_TITLE_CHARS = 80
+
+
+class Search:
+    """The search of one query; `last` holds its hits so far."""
+
+    def __init__(self, plan: SearchPlan, query: Query, *, started: float, seconds: float) -> None:
+        self.plan = plan
+        self.query = query
+        self.last: Hits | None = None
+        # What ended it, once it has begun: as its answer says, or "failed", "refused", "unfinished".
+        self.stopped: str | None = None
+        self._started = started
+        self.seconds = seconds
+
+    @property
+    def calls(self) -> int:
+        """Scorer calls whose scores have arrived."""
+        return 0 if self.last is None else self.last.trace.calls
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds left to its request."""
+        return max(0.0, self.seconds - (time.monotonic() - self._started))
+
+    async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
+        """Search to the end, or until the time of the request is over."""
+        plan, options = self.plan, self.plan.options.copy()
+        if plan.deadline is not None:
+            budget = Budget.of(options["budget"] or len(plan.served.index))
+            # Even a late search scores something: a slightly late answer beats none.
+            deadline = max(0.001, plan.deadline - (self.seconds - self.seconds_left))
+            options["budget"] = replace(budget, deadline=deadline)
+        self.stopped = "unfinished"
+        try:
+            async with asyncio.timeout(self.seconds_left):
+                # All requests of a scorer step in one loop.
+                each = on_round is not None
+                steps = asearch_iter(
+                    plan.served.index, self.query, plan.k, every_round=each, so_far=self._note, **options
+                )
+                async with aclosing(steps) as rounds:
+                    async for hits in rounds:
+                        self._note(hits)
+                        if on_round is not None and hits.trace.rounds:
+                            await on_round(hits)
+            if self.last is not None:
+                self.stopped = self.last.trace.stopped
+        except EmptyInput:
+            if options["filter"] is None:
+                raise
+            # No item passes the filter. That is not an error: a person may have chosen the filter on a page.
+            self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
+            self.stopped = "exhausted"
+        except TimeoutError as error:
+            self.stopped = "deadline"
+            if self.last is None:
+                message = f"Nothing was scored within {self.seconds:g} s. Ask for less, or try again later."
+                raise Refusal(504, "out_of_time", message) from error
+        except Exception as error:
+            for hits in getattr(error, "hits", ()):
+                self._note(hits)
+            self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
+            raise
+
+    def _note(self, hits: Hits) -> None:
+        self.last = hits
+
+    def answer(self) -> dict[str, Any]:
+        """The answer, at the end."""
+        assert self.last is not None
+        rounds = self.last.trace.rounds
+        hits = hit_rows(self.last)
+        if self.plan.explain:
+            told = self.plan.served.index.explain(self.last)
+            hits = [hit | {"explanation": as_json(one)} for hit, one in zip(hits, told, strict=True)]
+        return {
+            "query": self.query.text,
+            "verdict": self.last.verdict,
+            "relevance_by": self.last.trace.settings.get("relevance"),
+            "hits": hits,
+            "calls": self.calls,
+            **spent(self.last.trace),
+            "stopped": self.stopped,
+            "seconds": self.last.trace.seconds,
+            "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),
+            **({"trace": self._trace(rounds)} if self.plan.trace else {}),
+        }
+
+    def round_event(self, hits: Hits) -> dict[str, Any]:
+        """The last round, and the top k so far."""
+        items = self.plan.served.index.items
+        return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hit_rows(hits)}
+
+    def partial(self) -> dict[str, Any]:
+        """The hits so far, to go beside an error."""
+        return {"hits": [] if self.last is None else hit_rows(self.last), "calls": self.calls}
+
+    def _trace(self, rounds: Sequence[Round]) -> list[dict[str, Any]]:
+        calls = accumulate(len(one.positions) for one in rounds)
+        return [_round(one, calls=n, items=self.plan.served.index.items) for one, n in zip(rounds, calls, strict=True)]
+
+
+def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
+    predicted = [None] * len(one.positions) if one.predicted is None else np.asarray(one.predicted).tolist()
+    scored = zip(one.scored_items(items), predicted, np.asarray(one.exact).tolist(), strict=True)
+    return {
+        "number": one.number,
+        "calls": calls,
+        "items": [
+            {
+                "id": item.id,
+                "title": str(item.metadata.get("title") or " ".join(item.text.split())[:_TITLE_CHARS]),
+                "predicted": as_json(guess),
+                "exact": exact,
+            }
+            for item, guess, exact in scored
+        ],
+        "seconds": dict(one.seconds),
+        "expected_recall": one.expected_recall,
+    }
+
+
+async def search_all(searches: list[Search]) -> list[dict[str, Any]]:
+    """The answers of several queries, which share scorer calls with each other and with other requests."""
+    tasks = [asyncio.ensure_future(search.run()) for search in searches]
+    try:
+        await asyncio.gather(*tasks)
+    except AdacurError as error:
+        refusal = as_refusal(error)
+        if refusal.status >= 500:
+            partial = [one.partial() for one in searches]
+            refusal.more = partial[0] if len(partial) == 1 else {"results": partial}
+        raise refusal from error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return await asyncio.to_thread(lambda: [search.answer() for search in searches])
+
+
+class SearchStream(EventSourceResponse):
+    """A search as server-sent events: start, round after round, and done or error.
+
+    FastAPI's own streaming takes a whole route; this route answers in JSON too, and a refused request must have an
+    error status.
+    """
+
+    def __init__(
+        self, search: Search, *, turns: Turns, settings: dict[str, Any], ended: Callable[[Exception | None], None]
+    ) -> None:
+        # A proxy that buffers the whole answer would spoil the stream.
+        super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._search = search
+        self._turns = turns
+        self._settings = settings
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def stream() -> None:
+            try:
+                async with asyncio.timeout(self._search.seconds_left + _SECONDS_TO_READ):
+                    await self.stream_response(send)
+            except TimeoutError:
+                # A client that does not read its answer must not hold a turn.
+                raise ClientGone from None
+
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await self._turns.run(stream, receive=receive, seconds=self._search.seconds)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """The events of the search, and comments while there are none."""
+        events: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        working = asyncio.ensure_future(self._run(events))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(_SECONDS_OF_SILENCE):
+                        event = await events.get()
+                except TimeoutError:
+                    event = KEEPALIVE_COMMENT
+                if event is None:
+                    return
+                yield event
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def _run(self, events: asyncio.Queue[bytes | None]) -> None:
+        search, index = self._search, self._search.plan.served
+
+        async def put(event: str, content: dict[str, Any]) -> None:
+            await events.put(format_sse_event(event=event, data_str=json_text(content).decode()))
+
+        async def put_round(hits: Hits) -> None:
+            await put("round", await asyncio.to_thread(search.round_event, hits))
+
+        start = {"index": index.name, "n_items": len(index.index), "k": search.plan.k}
+        start |= {name: self._settings[name] for name in ("budget", "method")}
+        failure: Exception | None = None
+        try:
+            await put("start", start | {"settings": self._settings})
+            await search.run(put_round)
+            await put("done", await asyncio.to_thread(search.answer) | {"index": index.name})
+        except Exception as error:
+            failure = error
+            await put("error", as_refusal(error).body() | search.partial())
+        finally:
+            self._ended(failure)
+        await events.put(None)

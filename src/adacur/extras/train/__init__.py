@@ -1,0 +1,28 @@
+"""Cross-encoders and dual encoders trained on a collection; torch is imported only when something is trained."""
+
+from __future__ import annotations
+
+from adacur.extras.train.cross_encoder import CrossEncoderHead, train_cross_encoder
+from adacur.extras.train.dual_encoder import distill, train_dual_encoder
+from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train.negatives import Mixture
+from adacur.extras.train.run_folder import Trained, check_may_write, model_hash
+from adacur.extras.train.teacher_scores import TeacherScores
+from adacur.extras.train.training_settings import TowerOptions, TrainingSettings
+
+__all__ = [
+    "CrossEncoderHead",
+    "Mixture",
+    "TeacherScores",
+    "TowerOptions",
+    "Trained",
+    "TrainingSettings",
+    "check_may_write",
+    "distill",
+    "load_emb_cross_encoder",
+    "make_emb_cross_encoder",
+    "model_hash",
+    "save_emb_cross_encoder",
+    "train_cross_encoder",
+    "train_dual_encoder",
+]

@@ -1,0 +1,258 @@
+"""Cross-encoders trained on a collection: from judgements, or from the scores of teachers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from adacur.budget import is_whole
+from adacur.data import JudgedCollection
+from adacur.errors import InputError
+from adacur.extras.train.checking import Checked, sampled
+from adacur.extras.train.judged_queries import LearningData, learning_data, same_words, with_equal_texts
+from adacur.extras.train.mining import MiningPlan
+from adacur.extras.train.negatives import Draws, Mixture, Pool, facts_of_first, first_stage_positions, near_misses
+from adacur.extras.train.run_folder import RunFolder, Trained
+from adacur.extras.train.teacher_scores import Taught
+from adacur.extras.train.training_settings import TrainingSettings, check_installed
+from adacur.first_stages import AnyStage
+from adacur.protocols import Scorer
+from adacur.scorers.cross_encoders.checkpoints import architecture, checkpoint_folder
+from adacur.scorers.cross_encoders.emb_head import EmbHead
+
+if TYPE_CHECKING:
+    from adacur.extras.train.fitting import Task
+    from adacur.extras.train.ranking_model import PairExample
+
+_log = logging.getLogger(__name__)
+CrossEncoderHead = Literal["emb", "cls", "tokens"]
+_DEFAULT_SETTINGS = TrainingSettings()
+_DEFAULT_MIXTURE = Mixture()
+_SMALL_SAMPLE = 100
+
+
+def train_cross_encoder(
+    collection: JudgedCollection,
+    folder: str | Path,
+    *,
+    base: str | Path,
+    first: AnyStage,
+    head: CrossEncoderHead | EmbHead | None = None,
+    prompt: str | None = None,
+    readout: str | None = None,
+    add_tags: bool = False,
+    negatives: int = 63,
+    depth: int = 200,
+    mixture: Mixture | str = _DEFAULT_MIXTURE,
+    turns: int | None = None,
+    mining_calls: int | None = None,
+    teachers: Sequence[Scorer] = (),
+    settings: TrainingSettings = _DEFAULT_SETTINGS,
+    held_out: int | None = None,
+    shortlist: int = 64,
+    sample: int | None = None,
+    max_tokens: int | None = None,
+    max_item_tokens: int | None = None,
+    device: str | None = None,
+    progress: bool = False,
+) -> Trained:
+    """Train a cross-encoder on the judged queries of a collection and write it to `folder`; a killed run continues.
+
+    Each step shows queries with a relevant item and negatives, drawn anew for every epoch; the loss is the
+    cross-entropy over them, or with teachers the squared distance to their mean scores. Checks rank held-out queries'
+    shortlists ("mrr") and estimate their rank among all items from a sample ("mrr_all"); the best model has the highest
+    "mrr_all", or with teachers the lowest "error".
+
+    - `base`: any encoder, or a causal language model; a cross-encoder keeps its head if `head` is "cls"
+    - `first`: finds the near misses and the shortlists
+    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, "cls" (a linear layer), or
+      "tokens" (what a language model says next); by default "tokens" for a language model, and else "emb"
+    - `prompt`: what a language model reads, with {query} and {item}; by default a question in its chat template
+    - `readout`: the answers that count, such as "odds('yes', 'no')"; by default the odds of Yes and No
+    - `add_tags`: give the tokenizer the tags of the head
+    - `negatives` per relevant item; near misses are drawn from the `depth` best of the first stage
+    - `mixture`: shares of near misses, random items and items found by searches, such as "near=1,random=1,found=1"
+    - `turns`: the epochs are divided into these, and before each but the first, searches with the model as it is find
+      items for the mixture; by default 2, and 1 where there is one epoch
+    - `mining_calls`: pairs that the searches of a turn may score, with their index; by default they take about as long
+      as the turn's training
+    - `teachers`: scorers to learn from
+    - `held_out`: queries to check with; by default a tenth, at most 200
+    - `shortlist`: items of a check that the first stage finds
+    - `sample`: random items of a check; by default it costs at most half as many pairs as an epoch
+    - `max_tokens`, `max_item_tokens`: where pairs and items are cut
+    - `device`: "cpu" or "cuda"
+
+    Items that outscore the relevant one by a margin, under a teacher or in two minings, one after the other, may be
+    missing judgements. They are listed in `folder`/set_aside.jsonl, and after two minings no longer shown.
+    """
+    check_installed()
+    if (
+        negatives < 1
+        or depth < negatives
+        or shortlist < 2
+        or (sample is not None and not (is_whole(sample) and sample >= 1))
+    ):
+        raise InputError(
+            "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
+            f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
+        )
+    if isinstance(head, str) and head not in ("emb", "cls", "tokens"):
+        raise InputError(f"head must be 'emb', 'cls', 'tokens' or an EmbHead; got {head!r}.")
+    is_causal = architecture(checkpoint_folder(base)).endswith("ForCausalLM")
+    head = head or ("tokens" if is_causal else "emb")
+    if (head == "tokens") != is_causal or (head != "tokens" and (prompt or readout)):
+        raise InputError(
+            "A causal language model is trained with head='tokens', and it alone, and only it takes prompt and readout;"
+            f" {base} is a {architecture(checkpoint_folder(base)) or 'model'}, got head={head!r}, prompt={prompt!r}, "
+            f"readout={readout!r}."
+        )
+    shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
+    data = learning_data(collection, held_out=held_out, seed=settings.seed)
+    limits = {"max_tokens": max_tokens, "max_item_tokens": max_item_tokens}
+    facts = {
+        "trains": "cross-encoder",
+        "head": head if isinstance(head, str) else asdict(head),
+        **({"prompt": prompt, "readout": readout} if head == "tokens" else {}),
+        "add_tags": add_tags,
+        "collection": data.name,
+        "data": data.fingerprint,
+        **facts_of_first(first),
+        "negatives": negatives,
+        "depth": depth,
+        "mixture": asdict(shares),
+        "turns": turns,
+        "mining_calls": mining_calls,
+        "shortlist": shortlist,
+        "sample": sample,
+        "teachers": [asdict(teacher.card) for teacher in teachers],
+        **limits,
+    }
+    from adacur.extras.train import fitting
+    from adacur.extras.train.turns import Turns, opened_for_scoring, planned
+
+    place_to_train = fitting.chosen_device(device, settings).type
+    pairs_per_epoch = len(data.learnt) * (1 + negatives)
+    n_turns, plan = planned(
+        shares,
+        turns,
+        epochs=settings.epochs,
+        calls=mining_calls,
+        pairs=pairs_per_epoch * settings.epochs // (turns or 2),
+        n_queries=len(data.learnt),
+        n_items=len(data.items),
+        device=place_to_train,
+    )
+
+    def prepare(base_folder: Path, run: RunFolder) -> Task:
+        from adacur.extras.train.ranking_model import RankingModel
+
+        model = RankingModel(
+            base_folder,
+            EmbHead() if head == "emb" else head,
+            add_tags=add_tags,
+            prompt=prompt,
+            readout=readout,
+            squared=bool(teachers),
+            **limits,
+        )
+        shortlists = first_stage_positions(first, data.held_out.queries, data.items, depth=shortlist)
+        if not any(map(len, shortlists)):
+            raise InputError(
+                f"A check ranks what the first stage finds, which is nothing for {len(shortlists)} held-out queries. "
+                "Use another first stage."
+            )
+        # Near-duplicates of a relevant item are not negatives.
+        judged = with_equal_texts(data.learnt, same_words(data.items))
+        checked = Checked(
+            data.held_out,
+            shortlists,
+            sampled(
+                data.items, sample or max(_SMALL_SAMPLE, pairs_per_epoch // (2 * len(data.held_out))), settings.seed
+            ),
+            n_items=len(data.items),
+        )
+        pairs = checked.pairs(model.tokens, data.items)
+        n_pairs = pairs_per_epoch * settings.epochs
+        _tell_cost(plan, data, pairs=n_pairs, epochs=settings.epochs, n_turns=n_turns, check=len(pairs))
+        near = near_misses(first, judged, data.items, depth=depth)
+        draws = Draws(judged, data.items, negatives, settings.seed, shares, anew=not teachers)
+        lessons = Turns(
+            n_turns,
+            settings.epochs,
+            near,
+            judged,
+            data.items,
+            first,
+            plan,
+            run,
+            partial(opened_for_scoring, model.save, run.state / "as-it-is", device=place_to_train, **limits),
+            seed=settings.seed,
+            progress=progress,
+        )
+        taught = Taught(teachers, judged, data.items, run.teachers, progress=progress) if teachers else None
+
+        def mine(epoch: int) -> list[Pool]:
+            pools = lessons.pools(epoch)
+            if taught:
+                taught.learn([draws.from_(place, pool) for place, pool in enumerate(pools)])
+            return pools
+
+        def draw(place: int, epoch: int, pool: Pool | None) -> PairExample:
+            positions = draws(place, epoch, pool)
+            return place, positions, taught.scores(place, positions) if taught else np.eye(1, len(positions))[0]
+
+        targets = None
+        if taught:
+            # Before the training, which a teacher that fails must not end.
+            mine(0)
+            targets = np.concatenate(taught.of(data.held_out.queries, shortlists))
+
+        def check() -> Mapping[str, float]:
+            scores = model.scores_of(pairs)
+            quality = checked.quality(scores)
+            if targets is None:
+                return quality
+            errors = np.concatenate(checked.in_shortlists(scores)).astype(np.float64) - targets
+            return quality | {"error": float(np.mean(errors**2))}
+
+        texts = model.tokens.texts(judged.queries, data.items.at(range(len(data.items))))
+        examples = fitting.Examples(len(judged), draw=draw, collate=lambda of: model.step(texts, of), mine=mine)
+        watched = "error" if teachers else "mrr_all"
+        return fitting.Task(
+            model,
+            examples,
+            check,
+            watched,
+            lower_is_better=bool(teachers),
+            finish=lambda: lessons.finish(taught.set_aside() if taught else []),
+        )
+
+    trained = fitting.run_training(
+        folder, facts, prepare, base=base, settings=settings, device=device, progress=progress
+    )
+    if trained.best["outscored"] >= 0.5:
+        _log.warning(
+            "The model ranks relevant items below random ones: of a sample, %.0f %% outscore the best relevant item of "
+            "a held-out query. Look whether grades are the right way round, and lower the learning rate.",
+            100 * trained.best["outscored"],
+        )
+    return trained
+
+
+def _tell_cost(
+    plan: MiningPlan | None, data: LearningData, *, pairs: int, epochs: int, n_turns: int, check: int
+) -> None:
+    """Say what the run will score, before it begins."""
+    mining = ""
+    if plan is not None:
+        described = plan.describe(n_items=len(data.items), n_queries=len(data.learnt))
+        before = "turn 2" if n_turns == 2 else f"each of turns 2 to {n_turns}"
+        mining = f" Mining before {before}: {described}."
+    _log.info("%s pairs to train on, and %s in each of %d checks.%s", f"{pairs:,}", f"{check:,}", epochs + 1, mining)

@@ -1,0 +1,129 @@
+"""[EMB] cross-encoders: made from any encoder, saved in Hugging Face's layout, loaded again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adacur.errors import InputError
+from adacur.requirements import require
+from adacur.scorers.cross_encoders.checkpoints import (
+    check_complete,
+    checkpoint_folder,
+    quiet,
+    read_model,
+    read_pretrained,
+    read_tokenizer,
+    written_whole,
+)
+from adacur.scorers.cross_encoders.emb_head import KEY, EmbHead
+from adacur.scorers.cross_encoders.weights import json_in
+
+_PAPER_HEAD = EmbHead()
+
+
+def make_emb_cross_encoder(
+    name_or_folder: str | Path, *, head: EmbHead = _PAPER_HEAD, add_tags: bool = False
+) -> tuple[Any, Any]:
+    """Tokenizer and module of an untrained [EMB] cross-encoder over any encoder; the head of the base is left out.
+
+    Tags become special tokens of the tokenizer and keep the ids that they have in its vocabulary. Those that it lacks
+    are added with random vectors, the same each time, if `add_tags` says so.
+    """
+    folder = _transformer_in(checkpoint_folder(name_or_folder))
+    tokenizer, body = _encoder(folder)
+    known = tokenizer.get_vocab()
+    missing = [tag for tag in head.tags if tag not in known]
+    if missing and not add_tags:
+        raise InputError(
+            f"An [EMB] head needs its tags in the vocabulary; that of {name_or_folder} lacks {', '.join(missing)}. "
+            "Let them be added (add_tags), or name three that it has in an EmbHead."
+        )
+    _register(tokenizer, head)
+    if missing:
+        _add_embeddings(body, len(tokenizer))
+    return tokenizer, _module(tokenizer, body, head, folder)
+
+
+def load_emb_cross_encoder(folder: str | Path) -> tuple[Any, Any]:
+    """Tokenizer and module from a folder that `save_emb_cross_encoder` wrote."""
+    folder = Path(folder)
+    head = EmbHead.from_config(json_in(folder, "config.json"))
+    if head is None:
+        raise InputError(
+            f"An [EMB] cross-encoder's config.json has the key {KEY!r}; that in {folder} has not. "
+            "make_emb_cross_encoder makes one from any encoder."
+        )
+    tokenizer, body = _encoder(folder)
+    if missing := [tag for tag in head.tags if tag not in tokenizer.get_vocab()]:
+        raise InputError(f"The tokenizer in {folder} lacks the tags {', '.join(missing)} that its config.json names.")
+    _register(tokenizer, head)
+    return tokenizer, _module(tokenizer, body, head, folder)
+
+
+def save_emb_cross_encoder(module: Any, tokenizer: Any, folder: str | Path) -> None:
+    """Write a folder that `TorchCrossEncoder` opens, and whose encoder transformers.AutoModel loads by itself.
+
+    It appears whole or not at all; an older model of that name is replaced.
+    """
+    with written_whole(Path(folder)) as unfinished, quiet(require("transformers", extra="torch")):
+        module.base_model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        config = json_in(unfinished, "config.json") | module.head.to_config()
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _transformer_in(folder: Path) -> Path:
+    # Older sentence-transformers folders keep their encoder in a folder "0_Transformer".
+    inner = folder / "0_Transformer"
+    return inner if (inner / "config.json").is_file() else folder
+
+
+def _encoder(folder: Path) -> tuple[Any, Any]:
+    """Tokenizer and body in float32."""
+    require("torch", extra="torch")
+    tokenizer = read_tokenizer(folder)
+    if read_pretrained(folder, "AutoConfig").is_encoder_decoder:
+        raise InputError(f"An [EMB] head reads an encoder; the model in {folder} has a decoder too. Take another base.")
+    try:
+        body, missing = read_model(folder, "AutoModel", add_pooling_layer=False)
+    except InputError as error:
+        # Not every encoder can be had without a pooler, which this head does not read.
+        if not isinstance(error.__cause__, TypeError):
+            raise
+        body, missing = read_model(folder, "AutoModel")
+    check_complete((name for name in missing if not name.startswith("pooler.")), folder)
+    return tokenizer, body.float()
+
+
+def _register(tokenizer: Any, head: EmbHead) -> None:
+    """Make one id of a tag that a text spells, whatever stands around it."""
+    added_token = require("tokenizers", extra="torch").AddedToken
+    tokenizer.add_tokens([added_token(tag, special=True, normalized=False) for tag in head.tags], special_tokens=True)
+
+
+def _add_embeddings(body: Any, n_tokens: int) -> None:
+    torch = require("torch", extra="torch")
+    known = body.get_input_embeddings().weight.shape[0]
+    if n_tokens <= known:
+        return
+    body.resize_token_embeddings(n_tokens, mean_resizing=False)
+    with torch.no_grad():
+        weight = body.get_input_embeddings().weight
+        # Not from the global generator: the same base gives the same model.
+        noise = torch.randn(weight[known:].shape, generator=torch.Generator().manual_seed(0))
+        weight[known:] = weight[:known].mean(0) + noise * weight[:known].std(0)
+
+
+def _module(tokenizer: Any, body: Any, head: EmbHead, folder: Path) -> Any:
+    from adacur.extras.train.emb_module import EmbCrossEncoder
+
+    start, end, item = (tokenizer.convert_tokens_to_ids(tag) for tag in head.tags)
+    rows = body.get_input_embeddings().weight.shape[0]
+    if max(start, end, item) >= rows:
+        raise InputError(
+            f"A tag's id must lie below the {rows} tokens that the model in {folder} has vectors for; those of "
+            f"{', '.join(head.tags)} are {start}, {end} and {item}. Its tokenizer is another model's."
+        )
+    return EmbCrossEncoder(body, head=head, tag_ids=(start, end, item)).eval()

@@ -1,0 +1,185 @@
+"""The folder of a training run: the model, and in `training/` what a killed run continues from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from adacur.errors import InputError
+from adacur.scorers.cross_encoders.weights import weights_hash
+
+_PREFIX = "checkpoint-"
+# Written once a checkpoint is complete: a kill in mid-write leaves none.
+_WHOLE = "whole"
+_MAKE_A_MODEL = ("config.json", "modules.json")
+_STATE, _LOCK = "training", ".training.lock"
+_RUN, _RESULT, _TEACHERS = "run.json", "result.json", "teachers.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model on disk and how its training went.
+
+    `before` and `best` are the checks on held-out queries before training and at the best update; update 0 means that
+    nothing beat the base, which is then what the folder holds. `seconds` and `queries` are those of the process that
+    finished the run. `log` has the losses and checks in order, each with its "step".
+    """
+
+    folder: Path
+    updates: int
+    best_update: int
+    before: Mapping[str, float]
+    best: Mapping[str, float]
+    seconds: float
+    queries: int
+    stopped_early: bool
+    log: list[Mapping[str, Any]]
+
+
+class RunFolder:
+    """What is known of one run: its checkpoints, its result and the scores of its teachers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state = path / _STATE
+
+    def begin(self, made_from: Mapping[str, Any]) -> None:
+        """Record what the run is made from, or continue a run that was made from the same."""
+        file = self.state / _RUN
+        begun = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        # As it is read again: tuples are lists.
+        made_from = json.loads(json.dumps(made_from))
+        if begun == made_from:
+            return
+        # A run that failed before its first checkpoint has nothing to lose.
+        if begun is not None and (self.result is not None or self.last_checkpoint() is not None):
+            before, now = _flat(begun), _flat(made_from)
+            names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+            differences = "; ".join(f"{name} {before.get(name)!r}, now {now.get(name)!r}" for name in names)
+            raise InputError(
+                f"{self.path} holds a run with other options: {differences}. Repeat its options to continue it, or use "
+                "another folder."
+            )
+        for left_over in _all_but_scores(self.state):
+            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        _replace(file, made_from)
+
+    @property
+    def teachers(self) -> Path:
+        """The score cache of the teachers."""
+        return self.state / _TEACHERS
+
+    def mined(self, turn: int) -> Path:
+        """The file of what was mined before a turn."""
+        return self.state / f"mined-{turn}.npz"
+
+    @property
+    def result(self) -> Trained | None:
+        """The result of a finished run; None before."""
+        file = self.state / _RESULT
+        return Trained(self.path, **json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+
+    def publish(self, model: Path) -> None:
+        """Move a model that was written elsewhere on this disk into the folder, the files that make it one last."""
+        for part in sorted(model.iterdir(), key=lambda part: part.name in _MAKE_A_MODEL):
+            target = self.path / part.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            part.replace(target)
+        model.rmdir()
+
+    def finish(self, trained: Trained) -> Trained:
+        """Record the result, once the model is written, and remove the checkpoints."""
+        facts = asdict(trained)
+        del facts["folder"]
+        _replace(self.state / _RESULT, facts)
+        for checkpoint in self.state.glob(f"{_PREFIX}*"):
+            shutil.rmtree(checkpoint)
+        return trained
+
+    def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint of this step."""
+        return self.state / f"{_PREFIX}{step}"
+
+    def mark_whole(self, step: int) -> None:
+        """Record that the checkpoint of this step is complete."""
+        (self.checkpoint(step) / _WHOLE).touch()
+
+    def last_checkpoint(self) -> Path | None:
+        """The last complete checkpoint; those that a kill left unfinished are removed."""
+        complete: dict[int, Path] = {}
+        for path in self.state.glob(f"{_PREFIX}*"):
+            if (path / _WHOLE).exists():
+                complete[int(path.name.removeprefix(_PREFIX))] = path
+            else:
+                shutil.rmtree(path)
+        return complete[max(complete)] if complete else None
+
+
+@contextmanager
+def opened_run(path: str | Path, made_from: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """One run, one folder, one process at a time.
+
+    `made_from` says what the run is: settings, data and base model. A folder begun with something else is refused; one
+    begun with the same continues where it ended.
+    """
+    run = RunFolder(Path(path))
+    check_may_write(run.path)
+    run.state.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.path / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"Another process is training in {path}. Wait for it, or use another folder.") from None
+    try:
+        run.begin(made_from)
+        yield run
+    finally:
+        lock.release()
+
+
+def check_may_write(folder: Path) -> None:
+    """Refuse to write a run over a file, or into a folder that holds anything but a run: an index, another model."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"A model is written to a folder; {folder} is a file.")
+    state = folder / _STATE
+    others = [path for path in folder.glob("*") if path.name not in (_STATE, _LOCK)]
+    others += [path for path in _all_but_scores(state) if path != _partial(state / _RUN)]
+    if others and not (state / _RUN).exists():
+        raise InputError(f"{folder} holds {others[0].name}, which training did not write. Use another folder.")
+
+
+def model_hash(folder: Path) -> str:
+    """A hash of the weights and settings in a folder, without those of training runs."""
+    files = (path for kind in ("safetensors", "bin", "onnx", "json") for path in folder.rglob(f"*.{kind}"))
+    return weights_hash(path for path in files if _STATE not in path.relative_to(folder).parts)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings beside the others, so that differences can be named one by one."""
+    nested = {name: value for name, value in values.items() if isinstance(value, dict)}
+    flat = {name: value for name, value in values.items() if name not in nested}
+    return flat | {name: value for inner in nested.values() for name, value in inner.items()}
+
+
+def _all_but_scores(state: Path) -> list[Path]:
+    # Teachers' scores were paid for and serve any run.
+    return [path for path in state.glob("*") if not path.name.startswith(_TEACHERS)]
+
+
+def _replace(file: Path, content: Mapping[str, Any]) -> None:
+    """All of the new content or all of the old, whenever the process ends."""
+    partial = _partial(file)
+    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    partial.replace(file)
+
+
+def _partial(file: Path) -> Path:
+    return file.with_name(file.name + ".partial")

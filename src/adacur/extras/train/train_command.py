@@ -1,0 +1,157 @@
+"""`adacur train …`: cross-encoders, dual encoders, distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from adacur.cli import arguments as opt
+from adacur.cli.messages import KEPT, log_as_notes, note, print_json, print_rows, say
+from adacur.units import duration
+
+if TYPE_CHECKING:
+    from adacur.extras.train import Trained
+
+_Data = Annotated[
+    str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, 'mondo', or irds:ID of ir_datasets.")
+]
+_Out = Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
+_Base = Annotated[
+    str | None, Option(help="The model to start from: a name that `adacur fetch` lists, a folder, or a hub name.")
+]
+_First = Annotated[str | None, Option(help="Finds hard negatives: bm25 (default), dense, or a dual encoder's path.")]
+_Epochs = Annotated[int | None, Option(help="The number of times that every query is seen.")]
+_TrainingOptions = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any option of the training, such as learning_rate=2e-5 or negatives=15; may be repeated. A wrong name "
+        "lists them all.",
+    ),
+]
+
+
+def cross_encoder(
+    data: _Data,
+    out: _Out,
+    base: _Base = None,
+    first: _First = None,
+    teacher: Annotated[
+        list[str] | None,
+        Option(help="Learn the scores of this scorer, named as for build; of several, their mean."),
+    ] = None,
+    epochs: _Epochs = None,
+    turns: Annotated[
+        int | None,
+        Option(
+            help="Divide the epochs into this many turns; before each but the first, searches with the model find what "
+            "it wrongly likes (default: 2, or 1 with one epoch)."
+        ),
+    ] = None,
+    settings: _TrainingOptions = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Train a cross-encoder that can be searched, on judged queries or on the scores of teachers.
+
+    Negatives are near misses of a first stage, random items, and what searches with the model itself find.
+
+    Example: adacur train cross-encoder my-beir-folder my-reranker --epochs 2 --set mixture=near=1,random=1,found=1
+    """
+    flags = {"base": base, "first": first, "teacher": teacher, "epochs": epochs, "turns": turns}
+    _train("cross-encoder", data, out, settings=settings, flags=flags, as_json=as_json)
+
+
+def dual_encoder(
+    data: _Data,
+    out: _Out,
+    base: _Base = None,
+    first: _First = None,
+    epochs: _Epochs = None,
+    settings: _TrainingOptions = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Train a dual encoder on judged queries: a first stage made for your collection.
+
+    Example: adacur train dual-encoder my-beir-folder my-encoder --epochs 2 --set towers=shared
+    """
+    flags = {"base": base, "first": first, "epochs": epochs}
+    _train("dual-encoder", data, out, settings=settings, flags=flags, as_json=as_json)
+
+
+def distill(
+    data: Annotated[
+        str,
+        Argument(
+            metavar="INDEX|DATA",
+            help="An index, whose anchor scores teach; or, with --teacher, a collection as for dual-encoder, or with "
+            "--queries any items that build takes.",
+        ),
+    ],
+    out: _Out,
+    base: _Base = None,
+    teacher: Annotated[
+        list[str] | None,
+        Option(help="A scorer, named as for build, whose scores are learnt; of several, their mean."),
+    ] = None,
+    queries: Annotated[Path | None, Option(help="With --teacher: a file of queries, judged or not.")] = None,
+    epochs: _Epochs = None,
+    settings: _TrainingOptions = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Train a dual encoder to order items as a cross-encoder does. From an index, nothing is scored.
+
+    Example: adacur train distill my.adacur my-encoder
+    """
+    flags = {"base": base, "teacher": teacher, "queries": queries, "epochs": epochs}
+    _train("distill", data, out, settings=settings, flags=flags, as_json=as_json)
+
+
+def _train(
+    kind: str,
+    data: str,
+    out: Path,
+    *,
+    settings: Sequence[str] | None,
+    flags: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Train with the options of --set and of flags, which win, and print the result."""
+    from adacur.extras.train import trained_by_name as by_name
+
+    options = opt.settings_given(settings, takes=by_name.options_of(kind))
+    options |= {name: value for name, value in flags.items() if value is not None and value != []}
+    was_finished = (out / "training" / "result.json").exists()
+    try:
+        with log_as_notes("adacur.extras.train"):
+            trained = by_name.train(kind, data, out, options)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(KEPT) from error
+    if as_json:
+        facts = {name: value for name, value in asdict(trained).items() if name not in ("folder", "log")}
+        print_json({"model": str(out), **facts, "was_finished": was_finished})
+        return
+    _show(trained, out)
+    if was_finished:
+        note("It was finished before: nothing was trained.")
+    # A model that was trained on cut items is at its best with them.
+    cut = f" --max-item-tokens {options['max_item_tokens']}" if options.get("max_item_tokens") else ""
+    use = "--scorer" if kind == "cross-encoder" else "--first bm25,dense --encoder"
+    note(f"Next: adacur build ITEMS INDEX {use} {quote(str(out))}{cut}")
+
+
+def _show(trained: Trained, out: Path) -> None:
+    rows = [(name, f"{trained.before[name]:.3f}", f"{value:.3f}") for name, value in trained.best.items()]
+    print_rows(("held-out queries", "before", "after"), rows)
+    why = ", stopped early" if trained.stopped_early else ""
+    say(
+        f"{out}: the model after {trained.best_update} of {trained.updates} updates{why}. "
+        f"{duration(trained.seconds)}, {trained.queries / max(trained.seconds, 1e-9):,.1f} queries/s."
+    )
+    if trained.best_update == 0:
+        note("No check was better than before the training. Try another learning rate, or more queries.")

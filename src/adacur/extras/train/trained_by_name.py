@@ -1,0 +1,199 @@
+"""Trainings described by names and plain values, as a command line gives them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from adacur.data import (
+    JudgedCollection,
+    fetch,
+    from_ir_datasets,
+    mondo,
+    names,
+    read_beir,
+    read_items,
+    read_qrels,
+    read_queries,
+    split_queries,
+)
+from adacur.errors import InputError, UnknownName, UnknownOption
+from adacur.extras.train.cross_encoder import train_cross_encoder
+from adacur.extras.train.dual_encoder import distill, train_dual_encoder
+from adacur.extras.train.judged_queries import warn_of_leaks
+from adacur.extras.train.negatives import Mixture
+from adacur.extras.train.run_folder import RunFolder, Trained, check_may_write
+from adacur.extras.train.teacher_scores import TeacherScores
+from adacur.extras.train.training_settings import TowerOptions, TrainingSettings, check_installed
+from adacur.first_stages import BM25, Dense
+from adacur.first_stages.encoders import encoder
+from adacur.protocols import Items
+from adacur.records import Item, ItemList, Query
+from adacur.scorers import scorer
+from adacur.search import load
+from adacur.spelling import did_you_mean
+
+_log = logging.getLogger("adacur.extras.train")
+
+KINDS: dict[str, Callable[..., Trained]] = {
+    "cross-encoder": train_cross_encoder,
+    "dual-encoder": train_dual_encoder,
+    "distill": distill,
+}
+_DEFAULT_BASE, _DEFAULT_ENCODER = "all-MiniLM-L6-v2", "bge-small-en-v1.5"
+_SETTINGS = [field.name for field in fields(TrainingSettings)]
+_TOWERS = [field.name for field in fields(TowerOptions)]
+_DATA = ["split", "number"]
+_TEACHING = ["teacher", "first", "queries", "top", "mixture", "mining_calls"]
+# Options of the functions that are objects, and the plain values that they are made from.
+_MADE_FROM = {"settings": _SETTINGS, "towers": _TOWERS, "teachers": ["teacher"], "progress": []}
+
+
+def options_of(kind: str) -> list[str]:
+    """The options that a kind of training takes: those of its function, of its settings, and of the data."""
+    parameters = inspect.signature(KINDS[kind]).parameters.values()
+    of_function = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    plain = [name for option in of_function for name in _MADE_FROM.get(option, [option])]
+    return [*plain, *_DATA, *(_TEACHING if kind == "distill" else [])]
+
+
+def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progress: bool = True) -> Trained:
+    """Train a model of a kind in `KINDS` on a collection by name, or distill an index; a killed run continues.
+
+    `data` is a BEIR folder, 'mondo' or irds:ID of ir_datasets; to distill also an index or, with `queries`, any items
+    that `adacur.build` takes. `options` are those in `options_of(kind)`: `base` is a name of the catalogue, a folder or
+    a hub name; `first` is "bm25", "dense" or a dual encoder's folder or hub name; `teacher` is a scorer's name, or a
+    list of them; `split` names the judgements (by default train), and `number` takes that many queries at random.
+    """
+    known = options_of(kind)
+    if unknown := next((name for name in options if name not in known), None):
+        raise UnknownOption(
+            f"{kind} does not take {unknown!r}.{did_you_mean(unknown, known)} It takes: {', '.join(known)}."
+        )
+    check_installed()
+    check_may_write(out)
+    rest = dict(options)
+
+    def taken(chosen: Sequence[str]) -> dict[str, Any]:
+        return {name: rest.pop(name) for name in chosen if name in rest}
+
+    changed = taken(_SETTINGS)
+    if changed.get("patience") == 0:
+        changed["patience"] = None
+    usual: TrainingSettings = inspect.signature(KINDS[kind]).parameters["settings"].default
+    settings = replace(usual, **changed)
+    given: dict[str, Any] = {"settings": settings, "progress": progress}
+    given["base"] = _base(str(rest.pop("base", _DEFAULT_BASE)))
+    if kind != "cross-encoder":
+        given["towers"] = TowerOptions(**taken(_TOWERS))
+    source = taken(_DATA)
+    if kind == "distill":
+        items, scores = _taught(data, out, **source, **taken(_TEACHING), seed=settings.seed, progress=progress)
+        return distill(scores, items, out, **given, **rest)
+    collection = _collection(data, **source, seed=settings.seed)
+    _log.info("%s: %s items, %s judged queries.", data, f"{len(collection.items):,}", f"{len(collection.judged):,}")
+    first = rest.pop("first", "bm25")
+    is_mined = kind == "cross-encoder" or (first != "none" and rest.get("negatives") != 0)
+    given["first"] = _first_stage(first, collection.items) if is_mined else None
+    if "miner" in rest:
+        given["miner"] = scorer(rest.pop("miner"))
+    if kind == "cross-encoder":
+        given["teachers"] = _scorers(rest.pop("teacher", ()))
+    return KINDS[kind](collection, out, **given, **rest)
+
+
+def _taught(
+    data: str,
+    out: Path,
+    *,
+    teacher: Any = (),
+    first: str = "bm25",
+    queries: str | None = None,
+    top: int = 100,
+    mixture: str | None = None,
+    mining_calls: int | None = None,
+    seed: int,
+    progress: bool,
+    **source: Any,
+) -> tuple[Items, TeacherScores]:
+    """Items, and the scores to learn from: those of an index, or of teachers that are called now."""
+    if (Path(data) / "manifest.json").exists():
+        if teacher or queries or source or mixture:
+            raise InputError(
+                f"{data} is an index: its anchor scores teach. Leave out teacher, queries, mixture, split, number."
+            )
+        index = load(data, check=False)
+        return index.items, TeacherScores.from_index(index, top=min(top, len(index)))
+    if not teacher:
+        raise InputError(f"{data} is not an index, so its items must be scored: give teacher, a scorer as for build.")
+    chosen: Sequence[Query]
+    if queries is None:
+        collection = _collection(data, **source, seed=seed)
+        items, chosen = ItemList(collection.items), collection.judged
+    else:
+        items = ItemList(list(read_items(data)))
+        chosen = _sample(list(read_queries(queries)), source.get("number"), seed=seed)
+    stage = _first_stage(first, items.at(range(len(items))))
+    cache = RunFolder(out).teachers
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"first": stage, "top": min(top, len(items)), "cache": cache, "progress": progress}
+    if mixture is not None:
+        options |= {"mixture": Mixture.parsed(str(mixture)), "mining_calls": mining_calls, "seed": seed}
+    return items, TeacherScores.from_scorers(_scorers(teacher), chosen, items, **options)
+
+
+def _scorers(given: Any) -> list[Any]:
+    return [scorer(name) for name in ([given] if isinstance(given, str) else given)]
+
+
+def _base(name: str) -> str:
+    """The folder of a model in the catalogue; a folder or a hub name as it is."""
+    if name in names():
+        folder = fetch(name)
+        if not any(folder.glob("*.safetensors")):
+            raise InputError(f"{name!r} has no weights that can be trained. Take another, such as {_DEFAULT_BASE!r}.")
+        return str(folder)
+    if not Path(name).is_dir() and "/" not in name:
+        raise UnknownName(
+            f"There is no model called {name!r}.{did_you_mean(name, names())} Give a name that `adacur fetch` lists, "
+            "the folder of a transformers model, or a hub name 'org/name'."
+        )
+    return name
+
+
+def _collection(data: str, *, split: str | None = None, number: int | None = None, seed: int) -> JudgedCollection:
+    folder = Path(data)
+    if split is not None and not folder.is_dir():
+        raise InputError(f"split names the judgements of a BEIR folder; {data} is not a folder.")
+    if data.startswith("irds:"):
+        collection = from_ir_datasets(data.removeprefix("irds:"))
+    elif data == "mondo" and not folder.exists():
+        collection = mondo()
+    else:
+        # Judgements of a test are learnt from only where there are no others.
+        has_train = (folder / "qrels" / "train.tsv").is_file() or (folder / "qrels.train.tsv").is_file()
+        collection = read_beir(folder, split=split or ("train" if has_train else None))
+        is_test = (folder / "qrels" / "test.tsv").is_file() or (folder / "qrels.test.tsv").is_file()
+        if is_test and (has_train if split is None else split != "test"):
+            warn_of_leaks(collection, replace(collection, qrels=read_qrels(folder, split="test")))
+        if split is None and not has_train:
+            _log.info("%s has no qrels/train.tsv: do not test on the judgements that are trained on here.", folder)
+    if number is None:
+        return collection
+    chosen = _sample(collection.judged, number, seed=seed)
+    return replace(collection, qrels={query.id: collection.qrels[query.id] for query in chosen})
+
+
+def _sample(queries: Sequence[Query], n: int | None, *, seed: int) -> Sequence[Query]:
+    return queries if n is None else split_queries(queries, anchors=0, test=min(n, len(queries)), seed=seed).test
+
+
+def _first_stage(name: str, items: Sequence[Item]) -> BM25 | Dense:
+    """BM25, or a dense stage with the encoder of this name."""
+    if name == "bm25":
+        return BM25.build(items)
+    return Dense.build(items, encoder=encoder(_DEFAULT_ENCODER if name == "dense" else name), progress=True)

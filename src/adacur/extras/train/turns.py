@@ -1,0 +1,156 @@
+"""The turns of a training: train, search with the model as it is, and train on with what that found."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import IntArray
+from adacur.budget import is_whole
+from adacur.errors import InputError
+from adacur.extras.train.judged_queries import JudgedQueries
+from adacur.extras.train.mining import (
+    Mined,
+    MiningPlan,
+    SetAside,
+    likeliest,
+    list_set_aside,
+    mine,
+    plan_mining,
+    still_preferred,
+    twice,
+)
+from adacur.extras.train.negatives import Mixture, Pool
+from adacur.extras.train.run_folder import RunFolder
+from adacur.first_stages import AnyStage
+from adacur.protocols import Items, Scorer
+from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
+
+_log = logging.getLogger(__name__)
+# One pair in training costs three forward passes; on a GPU, inference is also the faster for its half precision and
+# its packed batches.
+_MINED_PER_TRAINED_PAIR = {"cpu": 4, "cuda": 32}
+
+
+@dataclass(slots=True, eq=False)
+class Turns:
+    """What negatives are drawn from, turn by turn; every turn but the first begins with a mining.
+
+    A mining is stored in the run's folder, so that a run that was killed goes on with the same. `opened` opens the
+    model as it is at that moment.
+    """
+
+    n: int
+    epochs: int
+    near: Sequence[IntArray]
+    judged: JudgedQueries
+    items: Items
+    first: AnyStage
+    plan: MiningPlan | None
+    run: RunFolder
+    opened: Callable[[], AbstractContextManager[Scorer]]
+    seed: int
+    progress: bool = False
+    _pools: tuple[int, list[Pool]] | None = None
+
+    def pools(self, epoch: int) -> list[Pool]:
+        """What each query's negatives of this epoch are drawn from; mines where a turn begins."""
+        turn = epoch * self.n // self.epochs
+        if self._pools is None or self._pools[0] != turn:
+            self._pools = turn, self._pools_of(turn)
+        return self._pools[1]
+
+    def finish(self, others: Sequence[SetAside] = ()) -> None:
+        """Look once more at what the last mining found, and list for a person what may be a missing judgement."""
+        # A run may stop before its last turn, or before any but the first.
+        mined = [Mined.load(file) for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]
+        aside = [*_twice_in(mined), *others]
+        if mined:
+            with self.opened() as scorer:
+                again = still_preferred(scorer, self.judged, self.items, mined[-1])
+            known = {(one.place, one.position): one for one in aside}
+            for one in again.all_outscoring("in the last mining and after training"):
+                earlier = known.get((one.place, one.position))
+                known[one.place, one.position] = (
+                    replace(one, looks=2) if earlier is None else replace(earlier, looks=earlier.looks + 1)
+                )
+            aside = list(known.values())
+        list_set_aside(aside, self.judged, self.items, self.run.path)
+
+    def _pools_of(self, turn: int) -> list[Pool]:
+        if turn == 0 or self.plan is None:
+            return [Pool(row) for row in self.near]
+        mined = [self._mined(one) for one in range(1, turn + 1)]
+        aside = {one.place: [one.position] for one in likeliest(_twice_in(mined))}
+        return [
+            Pool(near, found, np.array(aside.get(place, []), np.intp))
+            for place, (near, found) in enumerate(zip(self.near, mined[-1].positions, strict=True))
+        ]
+
+    def _mined(self, turn: int) -> Mined:
+        """What the mining before this turn found: from the run's folder, or now."""
+        file = self.run.mined(turn)
+        if not file.exists():
+            assert self.plan is not None
+            started = time.monotonic()
+            options: dict[str, Any] = {"seed": self.seed + turn, "progress": self.progress}
+            with self.opened() as scorer:
+                found = mine(scorer, self.judged, self.items, first=self.first, plan=self.plan, **options)
+            found.save(file)
+            _log.info("Mining before turn %d took %.0f s.", turn + 1, time.monotonic() - started)
+        return Mined.load(file)
+
+
+@contextmanager
+def opened_for_scoring(save: Callable[[Path], None], folder: Path, **options: Any) -> Iterator[TorchCrossEncoder]:
+    """A model in training as a scorer, which is many times faster than its steps; random draws go on as before."""
+    import torch
+
+    with torch.random.fork_rng(devices=[] if options["device"] == "cpu" else None):
+        save(folder)
+        try:
+            with TorchCrossEncoder(folder, **options) as scorer:
+                yield scorer
+        finally:
+            shutil.rmtree(folder)
+
+
+def _twice_in(mined: Sequence[Mined]) -> list[SetAside]:
+    """What was set aside in any two minings, one after the other; as it was last seen."""
+    found = [one for earlier, now in itertools.pairwise(mined) for one in twice(earlier, now)]
+    looks = Counter((one.place, one.position) for one in found)
+    last = {(one.place, one.position): one for one in found}
+    return [replace(one, looks=1 + looks[key]) for key, one in last.items()]
+
+
+def planned(
+    mixture: Mixture,
+    turns: int | None,
+    *,
+    epochs: int,
+    calls: int | None,
+    pairs: int,
+    n_queries: int,
+    n_items: int,
+    device: str,
+) -> tuple[int, MiningPlan | None]:
+    """The number of turns, and what each mining scores; None without one.
+
+    `pairs` are those that one turn trains on: without a number of calls, mining takes about as long as training.
+    """
+    if turns is not None and not (is_whole(turns) and 1 <= turns <= epochs):
+        raise InputError(f"A turn is at least one epoch, so turns must be from 1 to {epochs}; got {turns}.")
+    n = turns if turns is not None else min(2, epochs) if mixture.found else 1
+    if n == 1 or not mixture.found:
+        return n, None
+    return n, plan_mining(n_queries, n_items, calls=calls, usual=_MINED_PER_TRAINED_PAIR[device] * pairs)

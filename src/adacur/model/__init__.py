@@ -1,0 +1,22 @@
+"""How the scores of all items follow from a few exact ones, and which items to score next."""
+
+from adacur.model.acquire import Softmax, TopK, Uniform
+from adacur.model.cur import PseudoInverse
+from adacur.model.embedding_regression import EmbeddingRegression
+from adacur.model.features import Features
+from adacur.model.gaussian_model import GaussianModel
+from adacur.model.item_factors import ItemFactors, PackedRows, ScoreScale, Storage
+
+__all__ = [
+    "EmbeddingRegression",
+    "Features",
+    "GaussianModel",
+    "ItemFactors",
+    "PackedRows",
+    "PseudoInverse",
+    "ScoreScale",
+    "Softmax",
+    "Storage",
+    "TopK",
+    "Uniform",
+]

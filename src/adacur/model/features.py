@@ -1,0 +1,324 @@
+"""What the Gaussian model computes of an index before any query: prior means and features of the items.
+
+The prior covariance of two items' scores is the product of their features, weighted by the query at hand. The features
+are of two kinds: residuals, the part of each anchor query's score that the others leave unexplained, and the item's
+embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.errors import InputError
+from adacur.model.item_factors import (
+    ROWS_PER_BLOCK,
+    Allocate,
+    ItemFactors,
+    PackedRows,
+    RowSource,
+    ScoreScale,
+    Storage,
+    check_storage,
+    in_memory,
+)
+from adacur.protocols import AnchorScores, BlockedScores
+from adacur.records import Query
+from adacur.requirements import require
+
+EmbedQueries = Callable[[Sequence[Query]], FloatArray]
+
+# The cosine distance at which the kernel of two queries falls by a factor of e.
+QUERY_SCALE = 0.2
+# More trust than this is rounded up to 1: no difference could be measured.
+_FULL_TRUST = 0.95
+# Trust in the means of a single anchor query, of which nothing can be measured.
+_TRUST_IN_ONE = 0.2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Prior means and features of all items of an index, and the ids of its `anchors`.
+
+    The first `len(precisions)` features of an item are residuals, one per anchor query, the others its embedding.
+    `precisions` is the diagonal of (K + ρ I)⁻¹, with K the kernel of the `anchor_vectors`; zeros without vectors.
+    `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
+    made on a device; `keys` are the items' random keys where they are stored with the features. `trust` is the share of
+    the means' variance about their `centre` that is more than chance: over few anchor queries they are mostly noise.
+    Where the items live in an engine, `read` gives a few of their vectors, and there are no `means`.
+    """
+
+    anchors: tuple[str, ...]
+    scale: ScoreScale
+    means: FloatArray
+    factors: ItemFactors
+    anchor_vectors: FloatArray | None
+    precisions: FloatArray
+    variance: float
+    embedding_variance: float
+    device_means: Any = None
+    # What was recorded of choices over these features; see recorded_choice.py.
+    recorded: Any = None
+    keys: KeyArray | None = None
+    read: Callable[[IntArray], FloatArray] | None = None
+    trust: float = field(init=False)
+    centre: float = field(init=False)
+    known_sums: dict[float, FloatArray] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        means = self.means
+        spread = float(means.var(dtype=np.float64)) if len(means) else 0.0
+        n_others = len(self.anchors) - 1
+        trust = _TRUST_IN_ONE if n_others == 0 else 1.0
+        if n_others > 0 and spread > 0:
+            trust = max(0.0, 1 - self.variance / n_others / spread)
+        object.__setattr__(self, "trust", trust if trust < _FULL_TRUST else 1.0)
+        object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
+
+    def kernel(self, noise: float) -> FloatArray:
+        """K + noise I; the identity without vectors."""
+        identity = np.eye(len(self.precisions))
+        vectors = self.anchor_vectors
+        return identity if vectors is None else query_kernel(vectors, vectors) + noise * identity
+
+    def sums(self, noise: float) -> FloatArray:
+        """The sums of the rows of (K + noise I)⁻¹, solved once; zeros without vectors."""
+        if self.anchor_vectors is None:
+            return np.zeros(len(self.precisions))
+        if noise not in self.known_sums:
+            self.known_sums[noise] = np.linalg.solve(self.kernel(noise), np.ones(len(self.precisions)))
+        return self.known_sums[noise]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that grow with the items."""
+        return self.factors.nbytes + self.means.nbytes
+
+    def belong_to(self, anchors: AnchorScores) -> bool:
+        """Whether these are the features of this index, as far as ids and sizes show."""
+        ids = tuple(query.id for query in anchors.anchor_queries)
+        return ids == self.anchors and len(anchors.items) == len(self.means)
+
+    def at(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Features, float64, and prior means of the items at these positions."""
+        if self.read is None:
+            return self.factors.rows(positions), self.means[positions]
+        return self.factors.unpacked(self.read(positions).astype(np.float64)), np.zeros(len(positions))
+
+    def on(self, device: str) -> Features:
+        """The same features with everything that grows with the items on a torch device."""
+        torch = require("torch", extra="torch")
+        means = torch.from_numpy(self.means.astype(np.float32)).to(device)
+        return replace(self, factors=self.factors.on(device), device_means=means)
+
+
+class Extraction:
+    """Makes the features of an index: in memory, or a block at a time.
+
+    `item_vectors` are the items' embeddings, `embed_queries` the encoder of the anchor queries; either may be missing.
+    With `whole` the matrix of anchor scores is read at once, else its blocks.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        item_vectors: RowSource | None,
+        embed_queries: EmbedQueries | None,
+        query_noise: float,
+        rescale: bool,
+        centre: bool,
+        whole: bool,
+    ) -> None:
+        self._anchors = anchors
+        self._centre = centre
+        self._query_noise = query_noise
+        self._item_vectors = item_vectors
+        self._matrix = anchors.matrix if whole else None
+        n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
+        self._scale = ScoreScale.plain()
+        if rescale and n_anchors:
+            sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
+            self._scale = ScoreScale.of(anchors.matrix[sample] if whole else rows_at(anchors, sample))
+        self._embedding_mean: FloatArray = np.empty(0)
+        self.embedding_variance = 0.0
+        if item_vectors is not None:
+            if item_vectors.shape[0] != n_items:
+                raise InputError(f"One embedding per item is needed; got {item_vectors.shape[0]} for {n_items} items.")
+            self._embedding_mean, self.embedding_variance = _moments(item_vectors)
+        self._query_vectors = unit_vectors(embed_queries, anchors.anchor_queries) if n_anchors else None
+        self._precisions = np.zeros(n_anchors)
+        self._residual_weights: FloatArray | None = None
+        if self._query_vectors is not None:
+            # Leaving each anchor query out of the regression, in closed form: residual = (K + ρ)⁻¹ y / diagonal.
+            kernel = query_kernel(self._query_vectors, self._query_vectors)
+            inverse = np.linalg.inv(kernel + query_noise * np.eye(n_anchors))
+            self._precisions = np.diag(inverse).copy()
+            self._residual_weights = inverse / self._precisions[:, None]
+
+    def features(self) -> Features:
+        """Features in memory, in the precision of the scores."""
+        assert self._matrix is not None
+        matrix, vectors = self._matrix, self._item_vectors
+        means, residuals = np.zeros(len(matrix), dtype=matrix.dtype), np.empty_like(matrix)
+        squares, start = 0.0, 0
+        for block_means, block in self._residual_blocks():
+            rows = slice(start, start + len(block))
+            means[rows], residuals[rows] = block_means, block
+            squares += float(np.square(block, dtype=np.float64).sum())
+            start += len(block)
+        parts = [PackedRows(residuals)]
+        if vectors is not None:
+            # Embeddings that are in memory are shared, not copied.
+            held = vectors if isinstance(vectors, PackedRows) else PackedRows(vectors.rows(np.arange(len(matrix))))
+            parts.append(held)
+        centre = np.concatenate([np.zeros(len(self._precisions)), self._embedding_mean])
+        return self._made(means, ItemFactors(parts, centre), squares=squares)
+
+    def compressed(
+        self, *, rank: int, storage: Storage, embedding_share: float, allocate: Allocate = in_memory
+    ) -> Features:
+        """Features in `rank` columns more than embeddings have, packed as `storage`; all is read three times.
+
+        The columns kept are those that matter most to queries like the anchor queries.
+        """
+        check_storage(storage)
+        n_items, n_anchors = len(self._anchors.items), len(self._precisions)
+        n_features = n_anchors + len(self._embedding_mean)
+        inner, squares, start = np.zeros((n_features, n_features)), 0.0, 0
+        means: FloatArray | None = None
+        for block_means, residuals, rows in self._feature_blocks():
+            # The scores' dtype is known once the first block is read.
+            if means is None:
+                means = allocate("means", (n_items,), str(residuals.dtype))
+            means[start : start + len(rows)] = block_means
+            inner += rows.T @ rows
+            squares += float(np.square(residuals, dtype=np.float64).sum())
+            start += len(rows)
+        assert means is not None
+        variance = squares / n_items / n_anchors
+        per_dimension = embedding_share and embedding_share * (variance or 1.0) / self.embedding_variance
+        root = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
+        root[:n_anchors, :n_anchors] = np.linalg.cholesky(self._query_covariance() / n_anchors)
+        factors = ItemFactors.packed(
+            lambda: (rows for _, _, rows in self._feature_blocks()),
+            n_items=n_items,
+            inner=inner,
+            columns=rank + n_features - n_anchors,
+            storage=storage,
+            root=root,
+            allocate=allocate,
+        )
+        return self._made(means, factors, squares=squares)
+
+    def _query_covariance(self) -> FloatArray:
+        """Covariance of the residuals' weights over queries like the anchor queries, times the number of these."""
+        directions = np.eye(len(self._precisions))
+        if self._query_vectors is None:
+            return directions
+        # A query starts from the regression on the anchor queries, and then moves like any of them. Left out of the
+        # regression, anchor query j would start from row j of `starts`.
+        starts = query_kernel(self._query_vectors, self._query_vectors) + self._query_noise * directions
+        starts = starts * self._precisions - directions
+        return np.asarray(directions + starts.T @ starts)
+
+    def _made(self, means: FloatArray, factors: ItemFactors, *, squares: float) -> Features:
+        n_anchors = len(self._precisions)
+        return Features(
+            anchors=tuple(query.id for query in self._anchors.anchor_queries),
+            scale=self._scale,
+            means=means,
+            factors=factors,
+            anchor_vectors=self._query_vectors,
+            precisions=self._precisions,
+            variance=squares / len(means) / n_anchors if n_anchors else 0.0,
+            embedding_variance=self.embedding_variance,
+        )
+
+    def _residual_blocks(self) -> Iterator[tuple[FloatArray, FloatArray]]:
+        """Prior means and residuals of the items, a block at a time."""
+        for stored in _score_blocks(self._anchors) if self._matrix is None else [self._matrix]:
+            weights = None if self._residual_weights is None else self._residual_weights.T.astype(stored.dtype)
+            for start in range(0, len(stored), ROWS_PER_BLOCK):
+                block = self._scale.rarity(stored[start : start + ROWS_PER_BLOCK])
+                means = block.mean(axis=1) if self._centre and len(self._precisions) else np.zeros(len(block))
+                block -= means[:, None]
+                residuals = block.astype(stored.dtype)
+                yield means, residuals if weights is None else residuals @ weights
+
+    def _feature_blocks(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+        """Prior means, residuals and all features (float64) of the items, a block at a time."""
+        start = 0
+        for means, residuals in self._residual_blocks():
+            rows = residuals.astype(np.float64)
+            if self._item_vectors is not None:
+                vectors = self._item_vectors.rows(np.arange(start, start + len(rows)))
+                rows = np.hstack([rows, vectors - self._embedding_mean])
+            yield means, residuals, rows
+            start += len(rows)
+
+
+def rows_at(anchors: AnchorScores, positions: IntArray) -> FloatArray:
+    """Anchor scores of the items at these positions, which must be ascending; read in blocks where they can be."""
+    parts, start = [], 0
+    for block in _score_blocks(anchors):
+        low, high = np.searchsorted(positions, [start, start + len(block)])
+        parts.append(block[positions[low:high] - start])
+        start += len(block)
+    return np.concatenate(parts)
+
+
+def query_kernel(some: FloatArray, others: FloatArray) -> FloatArray:
+    """The kernel of queries by their unit vectors: 1 where these are equal."""
+    return np.asarray(np.exp((some @ others.T - 1) / QUERY_SCALE))
+
+
+def unit_vectors(embed_queries: EmbedQueries | None, queries: Sequence[Query]) -> FloatArray | None:
+    """The queries' unit vectors; None without an encoder."""
+    if embed_queries is None:
+        return None
+    vectors = np.asarray(embed_queries(queries), dtype=np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(queries) or not np.isfinite(vectors).all():
+        raise InputError(
+            f"embed_queries must give a finite vector per query; got shape {vectors.shape} for {len(queries)} queries."
+        )
+    return normalised(vectors)
+
+
+def normalised(vectors: FloatArray) -> FloatArray:
+    """Rows at length 1; zeros stay zeros."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1.0))
+
+
+def checked_embeddings(embeddings: FloatArray) -> FloatArray:
+    """Embeddings as float32 or float64, refused unless they are finite and two-dimensional."""
+    embeddings = np.asarray(embeddings)
+    if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
+        raise InputError(f"Embeddings must be finite numbers, a row per item; got shape {embeddings.shape}.")
+    # Weights are cast to the embeddings' type, and whole numbers or halves would lose them.
+    return embeddings if embeddings.dtype in (np.float32, np.float64) else embeddings.astype(np.float32)
+
+
+def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
+    if not isinstance(anchors, BlockedScores):
+        return iter([anchors.matrix])
+    return (block.astype(np.promote_types(block.dtype, np.float32), copy=False) for _, block in anchors.blocks())
+
+
+def _moments(rows: RowSource) -> tuple[FloatArray, float]:
+    """The mean of all rows, and their mean squared distance from it, in float64."""
+    n_rows, width = rows.shape
+    total, squares = np.zeros(width), 0.0
+    for start in range(0, n_rows, ROWS_PER_BLOCK):
+        block = rows.rows(np.arange(start, min(start + ROWS_PER_BLOCK, n_rows)))
+        if not np.isfinite(block).all():
+            raise InputError("Embeddings must be finite numbers, a row per item; some are not finite.")
+        total += block.sum(axis=0, dtype=np.float64)
+        squares += float(np.square(block, dtype=np.float64).sum())
+    mean = total / n_rows
+    return mean, max(0.0, squares / n_rows - float(mean @ mean))

@@ -1,0 +1,360 @@
+"""Predict scores by the conditional mean of a Gaussian, given anchor queries, embeddings and exact scores.
+
+Anchor queries are draws from the population of queries, so they estimate the prior mean m and covariance K of a query's
+scores over the items. Given scores s at items A, the posterior mean is
+
+    ŝ = m + K[:, A] (K[A, A] + λ I)⁻¹ (s_A − m_A)
+
+What goes into m and K, each part of which can be left out:
+
+- scores are modelled on a `ScoreScale`, so that the crowded bottom of a cross-encoder's range counts;
+- m is what anchor queries like this one scored: a kernel regression on the query embeddings, or the plain mean;
+- K is the covariance of that regression's residuals, each anchor query's taken without its own help, with more weight
+  on anchor queries like this one;
+- means over few anchor queries are shrunk towards their own mean, as far as they are noise;
+- items that embed alike share evidence, where anchor queries are too few to show that they are alike;
+- items that a first stage ranks high are expected to score higher, by slopes learned from anchor queries and scores.
+
+With every part left out this is the paper's pseudo-inverse.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.errors import InputError
+from adacur.model.features import (
+    QUERY_SCALE,
+    EmbedQueries,
+    Extraction,
+    Features,
+    checked_embeddings,
+    unit_vectors,
+)
+from adacur.model.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
+from adacur.model.posteriors import LeaveOneOut, Posterior, Posteriors, Priors
+from adacur.model.rank_slopes import RISE, RankSlopes
+from adacur.model.shared_posteriors import SharedPosteriors
+from adacur.names import RECORDED_CHOICES, named
+from adacur.protocols import AnchorScores
+from adacur.records import Query
+from adacur.requirements import require
+
+_log = logging.getLogger(__name__)
+# Per query, the positions that each first stage ranks, best first.
+Ranks = Sequence[Sequence[IntArray]]
+
+# Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
+# for more items.
+_USUAL_ANCHORS = 500
+
+# Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
+_LEVEL = 0.5
+# Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
+_LEAST_NOISE = 1e-10
+_LOCALITY = 0.07
+
+
+@dataclass(slots=True, eq=False)
+class _Extracted:
+    """Cached features of the index searched last, shared by models that differ only in their settings."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    anchors: AnchorScores | None = None
+    features: Features | None = None
+
+
+class GaussianModel:
+    """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
+
+    - `embeddings`: of the items, in the order of the index: an array, or rows that `compressed` reads a block at a
+      time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500 anchor
+      queries, more with fewer; 0 for none).
+    - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them. `query_noise` regularises
+      the regression of anchor scores on them; `locality` is the temperature at which anchor queries count by their
+      likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
+    - `noise` (λ): relative to the mean variance of an item's score.
+    - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
+    - `features` (`compressed`, or read from a file) replace those computed from the scores of the index.
+    - `slopes`: how much predictions rise with ranks in first stages; None to ignore ranks.
+    - `device`: the torch device that holds the features and predicts, e.g. "cuda"; numpy by default.
+
+    Features depend on the index alone; they are computed once, and cached for the index searched last.
+    """
+
+    def __init__(
+        self,
+        *,
+        embeddings: FloatArray | RowSource | None = None,
+        embed_queries: EmbedQueries | None = None,
+        noise: float = 0.3,
+        embedding_weight: float | None = None,
+        query_noise: float = 0.3,
+        locality: float | None = None,
+        rescale: bool = True,
+        centre: bool = True,
+        features: Features | None = None,
+        slopes: RankSlopes | None = None,
+        device: str | None = None,
+    ) -> None:
+        if not query_noise > 0:
+            raise InputError(f"query_noise must be positive; got {query_noise}.")
+        self._item_vectors: RowSource | None = None
+        self.embeddings: FloatArray | None = None
+        if embeddings is not None and hasattr(embeddings, "rows"):
+            self._item_vectors = embeddings
+        elif embeddings is not None:
+            self.embeddings = checked_embeddings(embeddings)
+            self._item_vectors = PackedRows(self.embeddings)
+        self.embed_queries = embed_queries
+        self.query_noise = query_noise
+        self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        self.slopes = slopes
+        self.rescale = rescale
+        self.centre = centre
+        self.device = device
+        self._given = None if features is None else _placed(features, device)
+        # The items' random keys, where they are stored with the given features.
+        self.keys: KeyArray | None = None if features is None else features.keys
+        self._extracted = _Extracted()
+        self._together = False
+
+    def adjusted(
+        self,
+        *,
+        noise: float,
+        embedding_weight: float | None,
+        locality: float | None,
+        slopes: RankSlopes | None = None,
+    ) -> GaussianModel:
+        """The same model with other settings, sharing everything that depends on the index alone."""
+        # A copy: searches come here each time, and a new model would check all embeddings.
+        other = copy.copy(self)
+        other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        other.slopes = slopes
+        return other
+
+    def in_one_product(self) -> GaussianModel:
+        """The same model, predicting for all queries of a batch at once: faster, but rounded by the batch's size."""
+        other = copy.copy(self)
+        other._together = True
+        return other
+
+    def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
+        if not noise >= 0:
+            raise InputError(f"noise must not be negative; got {noise}.")
+        if embedding_weight is not None and not embedding_weight >= 0:
+            raise InputError(f"embedding_weight must not be negative; got {embedding_weight}.")
+        if locality is not None and not locality > 0:
+            raise InputError(
+                f"locality must be positive; got {locality}. With float('inf') all anchor queries count alike."
+            )
+        self.noise = noise
+        self.embedding_weight = embedding_weight
+        self.locality = locality
+
+    def __repr__(self) -> str:
+        given = self._given
+        has_embeddings = self._item_vectors is not None or (given is not None and given.embedding_variance > 0)
+        weight = "auto" if self.embedding_weight is None else self.embedding_weight
+        parts = [f"noise={self.noise}", f"embedding_weight={weight}" if has_embeddings else "no embeddings"]
+        if self.embed_queries is not None:
+            parts += [f"query_noise={self.query_noise}", f"locality={self.locality or 'auto'}"]
+        parts += ["rescale=False"] * (not self.rescale) + ["centre=False"] * (not self.centre)
+        if given is not None:
+            parts.append("features: " + " + ".join(str(part.shape[1]) for part in given.factors.parts))
+        parts += [f"device={self.device!r}"] * (self.device is not None)
+        return f"GaussianModel({', '.join(parts)})"
+
+    def begin(
+        self,
+        anchors: AnchorScores,
+        queries: Sequence[Query],
+        ranks: Ranks | None = None,
+        *,
+        features: Features | None = None,
+    ) -> Posteriors | SharedPosteriors:
+        """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
+
+        `features` take the place of those of the index: of items whose rows live in an engine.
+        """
+        features = self.features_of(anchors) if features is None else features
+        vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
+        with_all, lists = [None] * len(queries), self._lists(ranks)
+        if features.device_means is not None and not self._together:
+            return SharedPosteriors(
+                features,
+                lambda: self._priors(features, vectors, len(queries), lists),
+                on_host=lambda: self._posteriors(features, vectors, with_all, lists, keeps_rows=True),
+                n_queries=len(queries),
+            )
+        return Posteriors(features, self._posteriors(features, vectors, with_all, lists), together=self._together)
+
+    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
+        """An approximation for the anchor queries at these positions, each as if it were new.
+
+        They still count in the score scale, the mean variance, the slopes, and how far means are shrunk. All are
+        predicted in one product, which is fast, but rounds differently with the size of the batch: for statistics, not
+        for answers.
+        """
+        if len(anchors.anchor_queries) < 2:
+            # The mean of one is its own scores.
+            raise InputError(
+                f"Replaying an anchor query needs at least one other; got {len(anchors.anchor_queries)} in all."
+            )
+        features = self.features_of(anchors)
+        vectors = features.anchor_vectors
+        kernel = features.kernel(self.query_noise)
+        inverse = np.linalg.inv(kernel)
+        left_out = [
+            LeaveOneOut.of(position, kernel, inverse, n_features=features.factors.n_features, centre=self.centre)
+            for position in positions.tolist()
+        ]
+        replayed = None if vectors is None else vectors[positions]
+        return Posteriors(features, self._posteriors(features, replayed, left_out, self._lists(ranks)), together=True)
+
+    def compressed(
+        self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
+    ) -> Features:
+        """Features of these anchor scores in less memory: `rank` columns more than embeddings have, in `storage`.
+
+        A rank of all anchor queries keeps every feature. Anchor scores and embeddings are read three times, a block at
+        a time; arrays that grow with the items come from `allocate`: "means" and the parts of the factors.
+        """
+        if rank < 1:
+            raise InputError(f"rank must be at least 1; got {rank}.")
+        if not anchors.anchor_queries:
+            raise InputError("An index without anchor queries has no scores to compress. Add some first.")
+        extraction = self._extraction(anchors, whole=False)
+        share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
+        return extraction.compressed(rank=rank, storage=storage, embedding_share=share, allocate=allocate)
+
+    def features_of(self, anchors: AnchorScores) -> Features:
+        """The features of this index: as given, or extracted once."""
+        if self._given is not None and self._given.belong_to(anchors):
+            return self._given
+        last = self._extracted
+        # Many threads may begin at once, and each set of features is a second copy of the index.
+        with last.lock:
+            known = last.anchors
+            if last.features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
+                features = self._extraction(anchors, whole=True).features()
+                last.features = _placed(features, self.device)
+                last.anchors = anchors
+            return last.features
+
+    def _extraction(self, anchors: AnchorScores, *, whole: bool) -> Extraction:
+        return Extraction(
+            anchors,
+            item_vectors=self._item_vectors,
+            embed_queries=self.embed_queries,
+            query_noise=self.query_noise,
+            rescale=self.rescale,
+            centre=self.centre,
+            whole=whole,
+        )
+
+    def _posteriors(
+        self,
+        features: Features,
+        vectors: FloatArray | None,
+        left_out: Sequence[LeaveOneOut | None],
+        lists: Ranks,
+        *,
+        keeps_rows: bool = False,
+    ) -> list[Posterior]:
+        """The posterior of each query before any score; one by one, since a batch rounds by its size."""
+        posteriors = []
+        for query, without in enumerate(left_out):
+            only = slice(query, query + 1)
+            priors = self._priors(features, None if vectors is None else vectors[only], 1, lists[only], without)
+            posteriors.append(Posterior(features, priors, left_out=without, keeps_rows=keeps_rows))
+        return posteriors
+
+    def _priors(
+        self,
+        features: Features,
+        vectors: FloatArray | None,
+        n_queries: int,
+        lists: Ranks,
+        left_out: LeaveOneOut | None = None,
+    ) -> Priors:
+        """The priors of some queries, given their vectors; as if the anchor query `left_out` were not in the index."""
+        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        share, locality = self._by_anchors(n_anchors, features.embedding_variance)
+        # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
+        variance = features.variance or 1.0
+        usual = variance * (1 + share)
+        # Where all anchor queries agree, ranks may be all that scores can vary by.
+        from_ranks = self.slopes.variance * RISE[0] ** 2 if self.slopes is not None and lists else 0.0
+        weights, trusts = np.zeros((n_queries, n_features)), np.full(n_queries, features.trust)
+        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
+        variances[:, :n_anchors] = 1 / max(1, n_anchors - (left_out is not None))
+        if left_out is not None:
+            variances[:, left_out.position] = 0.0
+        if features.anchor_vectors is not None and vectors is not None:
+            likeness = vectors @ features.anchor_vectors.T
+            if left_out is not None:
+                likeness[:, left_out.position] = -np.inf
+            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
+            variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
+            kernel = np.exp((likeness - 1) / QUERY_SCALE)
+            weights[:, :n_anchors] = kernel * (features.precisions if left_out is None else left_out.precisions)
+            if features.trust < 1:
+                # What the means lack, the regression makes up for, as far as it knows queries like this one.
+                sums = features.sums(self.query_noise) if left_out is None else left_out.sums
+                trusts += (1 - trusts) * np.clip(kernel @ sums, 0, 1)
+        return Priors(
+            weights=weights,
+            variances=variances,
+            trusts=trusts,
+            level_variance=_LEVEL * variance if self.centre else 0.0,
+            noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
+            slopes=self.slopes,
+            lists=lists,
+        )
+
+    def _lists(self, ranks: Ranks | None) -> Ranks:
+        """The ranks that the slopes are applied to; none without slopes."""
+        if ranks is None or self.slopes is None:
+            return ()
+        n_stages = len(self.slopes.means)
+        if others := {len(of_query) for of_query in ranks} - {n_stages}:
+            raise InputError(
+                f"There must be a slope for each first stage that ranks items; got {n_stages} slopes for the ranks of "
+                f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
+                "slopes=None."
+            )
+        return ranks
+
+    def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
+        """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""
+        shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
+        share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
+        return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
+
+
+def _placed(features: Features, device: str | None) -> Features:
+    """The features on a device; where they do not fit there, they stay in memory."""
+    if device is None:
+        return features
+    torch = require("torch", extra="torch")
+    try:
+        return replace(features.on(device), recorded=named(RECORDED_CHOICES)())
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        _log.warning(
+            "The features of %d items take %.1f GB, and %s has too little memory left: searches predict on the "
+            "processor. `adacur index compress` makes them smaller.",
+            len(features.means),
+            features.nbytes / 1e9,
+            device,
+        )
+        return features

@@ -1,0 +1,85 @@
+"""The Gaussian model over items whose vectors live in an engine: only what does not grow with them is held here.
+
+A prediction is affine in an item's vector, so an engine that finds the largest inner products finds the most promising
+items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray
+from adacur.model.features import Features
+from adacur.model.item_factors import ItemFactors, ScoreScale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """A query's prediction of any item: `weights` · (its features, its prior mean) + `constant`.
+
+    Of the `listed` items, which first stages rank, `rises` is what their ranks add.
+    """
+
+    weights: FloatArray
+    constant: float
+    listed: IntArray
+    rises: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """What predictions need to know of all items: how many there are, and the mean and covariance of their vectors.
+
+    These give the standard deviation of a query's predictions without reading any vector.
+    """
+
+    n_items: int
+    mean: FloatArray
+    covariance: FloatArray
+
+    @classmethod
+    def of(cls, sample: FloatArray, *, n_items: int) -> Outline:
+        """The outline of items whose vectors these are a sample of."""
+        rows = np.asarray(sample, dtype=np.float64)
+        mean = rows.mean(axis=0)
+        return cls(n_items, mean, np.cov(rows, rowvar=False, bias=True).reshape(len(mean), len(mean)))
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector in the engine."""
+        return len(self.mean)
+
+    def features(self, read: Callable[[IntArray], FloatArray]) -> Features:
+        """Features of items whose vectors `read` fetches by position."""
+        return Features(
+            anchors=(),
+            scale=ScoreScale.plain(),
+            anchor_vectors=None,
+            precisions=np.zeros(0),
+            variance=0.0,
+            embedding_variance=float(np.trace(self.covariance)),
+            means=np.empty(0),
+            factors=ItemFactors([], self.mean),
+            read=read,
+        )
+
+    def weights(self, prediction: Affine) -> FloatArray:
+        """What the engine multiplies vectors by."""
+        return prediction.weights[: self.width].astype(np.float32)
+
+    def deviation(self, prediction: Affine, listed: FloatArray, rises: FloatArray) -> float:
+        """The standard deviation of the predictions of all items, some of which are raised.
+
+        `listed` are predictions before they are raised by `rises`.
+        """
+        weights = self.weights(prediction).astype(np.float64)
+        mean = float(self.mean @ weights) + prediction.constant
+        square = float(weights @ self.covariance @ weights) + mean**2
+        n = max(1, self.n_items)
+        mean += float(rises.sum()) / n
+        square += float((2 * listed * rises + rises**2).sum()) / n
+        return math.sqrt(max(0.0, square - mean**2))

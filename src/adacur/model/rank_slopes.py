@@ -1,0 +1,121 @@
+"""How scores rise with ranks in first stages: a slope per stage, learned from the anchor queries.
+
+An item's prior mean rises with the logarithm of its rank, by a slope that differs from query to query. The anchor
+queries give the slopes' mean and covariance; the query's own scores then update the slopes, like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.model.features import Features
+
+# Beyond this rank a first stage says nothing.
+RANKS_THAT_COUNT = 1000
+# Steps are of the natural logarithm: a tenfold rank counts up to 2.3 less. The first ten are much alike.
+_ALIKE = 10
+RISE: FloatArray = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
+
+# The prior of slopes counts as this many anchor queries; its mean is divided among the stages.
+_ASSUMED_QUERIES, _ASSUMED_MEAN, _ASSUMED_DEVIATION = 3, 0.5, 0.3
+# More anchor queries hardly change the estimate, and each costs a search of the first stage.
+MOST_QUERIES = 60
+# The order among a stage's best decides what is scored; items at random say where everything else lies.
+_BEST, _AT_RANDOM = 100, 1000
+# Regularises a query's slopes, so that a stage that found next to nothing for it does not matter.
+_RIDGE = 0.2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSlopes:
+    """Mean and covariance, over queries, of the slopes of some first stages, on the scale of rarities."""
+
+    means: FloatArray
+    covariance: FloatArray
+
+    @property
+    def variance(self) -> float:
+        """Of the slopes, summed over the stages."""
+        return float(np.trace(self.covariance))
+
+    @classmethod
+    def assumed(cls, n_stages: int) -> RankSlopes:
+        """The prior, for stages that cannot be asked about the anchor queries."""
+        return cls(np.full(n_stages, _ASSUMED_MEAN / n_stages), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
+
+    @classmethod
+    def fitted(
+        cls, features: Features, columns: IntArray, lists: Sequence[Sequence[IntArray]], *, keys: KeyArray, ridge: float
+    ) -> RankSlopes:
+        """From the anchor queries in these columns, where `lists` are, per query, each stage's positions, best first.
+
+        Each is predicted by the others, of which there must be some; its slopes are fitted to the residuals. `ridge` is
+        the noise of the regression on query vectors, `keys` are the items' random keys.
+        """
+        n_stages = len(lists[0])
+        sample = np.sort(np.argsort(keys, kind="stable")[:_AT_RANDOM])
+        kernel, sums = features.kernel(ridge), features.sums(ridge)
+        squares, products = [], []
+        for column, of_query in zip(columns.tolist(), lists, strict=True):
+            best = np.unique(np.concatenate([some[:_BEST] for some in of_query]))
+            others = sample[~np.isin(sample, best)]
+            positions = np.concatenate([best, others])
+            weights = np.ones(len(positions))
+            weights[len(best) :] = max(1, len(best)) / max(1, len(others))
+            steps = rises(of_query, positions)
+            left = _unexplained(features, column, positions, kernel, sums)
+            weights /= weights.sum()
+            steps, left = steps - weights @ steps, left - weights @ left
+            squares.append((steps * weights[:, None]).T @ steps)
+            products.append((steps * weights[:, None]).T @ left)
+        assumed = cls.assumed(n_stages)
+        typical = np.diag(np.diag(np.mean(squares, axis=0))) + 1e-12 * np.eye(n_stages)
+        means = np.linalg.solve(
+            np.sum(squares, axis=0) + _ASSUMED_QUERIES * typical,
+            np.sum(products, axis=0) + _ASSUMED_QUERIES * typical @ assumed.means,
+        )
+        away = [
+            np.linalg.solve(square + _RIDGE * typical, product - square @ means)
+            for square, product in zip(squares, products, strict=True)
+        ]
+        total = np.einsum("qi,qj->ij", away, away) + _ASSUMED_QUERIES * assumed.covariance
+        return cls(means, np.asarray(total / (len(away) + _ASSUMED_QUERIES)))
+
+
+def rises(lists: Sequence[IntArray], positions: IntArray) -> FloatArray:
+    """How high each stage ranks the items at these positions, on a logarithmic scale: shape (positions, stages)."""
+    found = np.zeros((len(positions), len(lists)))
+    for stage, listed in enumerate(lists):
+        listed = listed[:RANKS_THAT_COUNT]
+        order = np.argsort(listed, kind="stable")
+        places = np.minimum(np.searchsorted(listed, positions, sorter=order), max(0, len(listed) - 1))
+        if len(listed):
+            ranks = order[places]
+            found[:, stage] = np.where(listed[ranks] == positions, RISE[ranks], 0.0)
+    return found
+
+
+def _unexplained(
+    features: Features, column: int, positions: IntArray, kernel: FloatArray, sums: FloatArray
+) -> FloatArray:
+    """The residuals of an anchor query's scores at these positions, predicted by the others, up to a constant.
+
+    `kernel` is that of the anchor queries, with noise, and `sums` are the sums of the rows of its inverse.
+    """
+    n_anchors = len(features.precisions)
+    rows, means = features.at(positions)
+    residuals = rows[:, :n_anchors]
+    left, centred, from_others = residuals[:, column], residuals[:, column], 0.0
+    if features.anchor_vectors is not None:
+        # Features are residuals of the regression: its inverse times the scores, over its diagonal.
+        centred = residuals @ (features.precisions * kernel[:, column])
+        # What the regression on the others makes of a constant.
+        from_others = 1 - float(sums[column] / features.precisions[column])
+    # The mean that scores are centred by must not know this query either.
+    shift = centred / (n_anchors - 1)
+    trust = features.trust + (1 - features.trust) * float(np.clip(from_others, 0, 1))
+    return np.asarray(means + left - trust * (means - shift) - shift * from_others)

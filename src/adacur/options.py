@@ -1,0 +1,104 @@
+"""The table of search options, which the command line, the server and the hosts of other libraries read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _as_typed(value: Any) -> Any:
+    return value
+
+
+def _effort(text: str) -> float | str:
+    """A number, or a word for the library to judge."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a search, as single values give it.
+
+    - `kind`, `rule`: its value in a request, and the bounds of that by pydantic's names; or one of `words`;
+    - `typed`, `read`: its type on a command line, and what makes a value of what was typed;
+    - `in_requests`: False where a server decides it, or has a form of its own for it.
+    """
+
+    name: str
+    help: str
+    kind: Any
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    typed: type = str
+    read: Callable[[Any], Any] = _as_typed
+    in_requests: bool = True
+    metavar: str | None = None
+    words: tuple[str, ...] = ()
+
+
+# To add an option: a line here, a keyword of `search_options`, and what `plan_search` makes of it.
+OPTIONS = (
+    Option(
+        "budget",
+        "Scorer calls per question, and more limits: '100', '20000 tokens', '100, 0.02 USD'; default: as tuned by "
+        "judgements, or 100 calls.",
+        int,
+        in_requests=False,
+    ),
+    Option("deadline", "Seconds for all questions together.", float, typed=float, in_requests=False),
+    Option("tokens", "The most tokens of question and items, per question.", int, {"ge": 1, "lt": 2**31}, typed=int),
+    Option("cost", "The most money per question, such as '0.02 USD'.", str, {"max_length": 40, "pattern": r"\S"}),
+    Option(
+        "price", "What the scorer costs, such as '0.05 USD / 1M tokens'; default: if known.", str, in_requests=False
+    ),
+    Option(
+        "method",
+        "gaussian, adacur (the paper's), anncur, axn, rerank, first (the first stage, 0 calls) or exact; default: "
+        "gaussian, or rerank where the index has neither anchor queries nor dense vectors.",
+        str,
+        in_requests=False,
+    ),
+    Option(
+        "first",
+        "First stage; default: as tuned, or the first there is of bm25+dense, dense, bm25, random.",
+        str,
+        {"max_length": 1000},
+    ),
+    Option("pool", "Search only the first stage's best N; at least k.", int, {"ge": 1, "lt": 2**31}, typed=int),
+    Option(
+        "fuse",
+        "The first stage's weight in the order; 0 is the scorer's own order; default: as tuned or built, else 1 for a "
+        "reranker (.5 beside bm25 alone), 0 for a function or a judge.",
+        float,
+        {"ge": 0, "le": 1000},
+        typed=float,
+    ),
+    Option(
+        "effort",
+        "auto: spend what a question needs; or the mean recall to reach. Of a tuned index.",
+        float,
+        {"gt": 0, "lt": 1},
+        read=_effort,
+        words=("auto",),
+    ),
+    Option(
+        "min_relevance",
+        "Leave out hits below this relevance, from 0 to 1.",
+        float,
+        {"ge": 0, "le": 1},
+        typed=float,
+    ),
+    Option("min_score", "Leave out hits below this score.", float, typed=float),
+    Option(
+        "filter",
+        "Metadata that items must have; of a name that is repeated, any of its values.",
+        dict,
+        typed=list,
+        in_requests=False,
+        metavar="NAME=VALUE",
+    ),
+)
+SEARCH_OPTIONS = tuple(option.name for option in OPTIONS)

@@ -1,0 +1,440 @@
+"""What a trial advises: a choice, the reason in a sentence, its certainty, and the commands to go on with."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adacur.arrays import FloatArray
+from adacur.first_stages.joined import SEPARATOR
+from adacur.protocols import ScorerCard
+from adacur.replay.comparison import FEWEST_QUERIES, JUDGED
+from adacur.replay.depths import typed_source
+from adacur.replay.judged_tuning import is_gain
+from adacur.replay.measures import can_judge
+from adacur.replay.measuring import Measured, Saving, saving
+from adacur.replay.replayed_settings import best_stage, gains
+from adacur.replay.runs import bootstrap_interval
+from adacur.scorers.consent import why_consent
+from adacur.search.snapshot import weight_beside
+
+# A smaller gain of nDCG@10 is not worth calls.
+_MATTERS = 0.01
+# Signs drawn at random, and the share of them that may do as well as those that are seen.
+_FLIPS, _CHANCE = 4000, 0.01
+# A gain of all items over the deepest re-ranking must not be overlooked if it may be larger than this.
+_OVERLOOKED = 0.05
+# Anchor queries that make searches cheaper by less than this factor are not worth their price.
+_SAVES_LITTLE = 1.02
+_TRAIN = ("qrels/train.tsv", "qrels.train.tsv")
+_DEFAULT_SCORER, _DEFAULT_ENCODER = "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5"
+
+Interval = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one question: `choice` is what to do, `words` say why.
+
+    `mean`, `low` and `high` are the figure that decides and its 95 % interval, None where nothing was measured.
+    """
+
+    question: str
+    choice: Any
+    words: str
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class Way(NamedTuple):
+    """A way to search: from a first stage, with so many calls in the sample, by a method and a weight in the order."""
+
+    first: str
+    budget: int = 0
+    method: str = "first"
+    fuse: float = 0.0
+
+
+class Advice:
+    """The answers that follow from what was measured, each worked out once."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.measured = measured
+        self.plan = measured.plan
+        self.is_judged = measured.is_judged
+
+    def answers(self, *, anchors: bool = True) -> Iterator[Answer]:
+        """In the order in which one would ask; `anchors=False` leaves out the anchor index, which takes searches.
+
+        Where no call is worth it, nothing is said of how to spend calls.
+        """
+        yield self._scorer()
+        yield self._first()
+        if not self.way.budget:
+            return
+        yield self._budget()
+        yield self._method()
+        if anchors:
+            yield self._anchors()
+        if self.is_judged:
+            yield self._depth()
+
+    @cached_property
+    def alone(self) -> Way:
+        """What any scorer must be better than: all first stages joined, or a single one that is visibly better."""
+        joined, *single = reversed(self.measured.stages)
+        if not self.is_judged:
+            return Way(joined)
+        return Way(str(best_stage({name: _judged(self.measured.alone(name)) for name in (joined, *single)})))
+
+    @cached_property
+    def first(self) -> str:
+        """The first stage to spend calls on: all joined, unless a single one is visibly better to re-rank."""
+        joined, *single = reversed(self.measured.stages)
+        if self.is_judged:
+            least = self.measured.budgets()[0]
+            values = {name: self.quality(Way(name, least, "rerank", weight_beside(name))) for name in (joined, *single)}
+            return str(best_stage({name: _judged(of) for name, of in values.items()}))
+        return str(best_stage({name: self.recalls(name, self.plan.budget) for name in (joined, *single)}))
+
+    @cached_property
+    def way(self) -> Way:
+        """What is advised: no call, unless they are proved to be worth it.
+
+        Blending is tried first, then the scorer's own order, then searching: each takes the place of what stands
+        before it only where its gain over no call is certain, and over that visible. What is certain is said of the
+        fewest calls, for which most queries speak; more calls are advised where they gain visibly over these.
+        """
+        most = self.plan.budget
+        if not self.is_judged:
+            # Nobody measured the order: it is as searches have it by default.
+            first, method = (self.measured.stages[-1], "gaussian") if self.searches else (self.first, "rerank")
+            index = self.measured.index
+            return Way(first, most, method, index.snapshot.usual_fuse(index.scorer.card, first=first))
+        best = self.alone
+        for fuse in (weight_beside(self.first), 0.0):
+            found, *deeper = (Way(self.first, n, "rerank", fuse) for n in self.measured.budgets())
+            if not self._is_proved(found):
+                continue
+            for way in deeper:
+                found = way if self._is_visible(way, found) and self._is_proved(way) else found
+            if not best.budget or self._is_visible(found, best):
+                best = found
+        search = Way(self.measured.stages[-1], most, "gaussian", best.fuse)
+        if best.budget and self.measured.searched and self._is_visible(search, best) and self._is_proved(search):
+            best = search
+        return best
+
+    def gain(self, way: Way, over: Way | None = None) -> Interval:
+        """What a way gains in judged quality over no call, or over another way."""
+        return _interval(self.quality(way) - self.quality(over or self.alone))
+
+    def _is_proved(self, way: Way) -> bool:
+        """Whether a gain over no call is certain: the signs of its differences by query are not those of chance.
+
+        A bootstrap of few queries is too sure where most do not change and the others happen to rise.
+        """
+        gain = _judged(self.quality(way) - self.quality(self.alone))
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(_FLIPS, len(gain)))
+        by_chance = np.count_nonzero((signs * gain).mean(axis=1) >= gain.mean() - 1e-9)
+        return bool(gain.mean() >= _MATTERS and (1 + by_chance) / (1 + _FLIPS) <= _CHANCE)
+
+    def _is_visible(self, way: Way, over: Way) -> bool:
+        return is_gain(_judged(self.quality(way) - self.quality(over)))
+
+    @cached_property
+    def search_gains(self) -> tuple[FloatArray, FloatArray | None]:
+        """What a search without anchor queries gains over re-ranking: recall, and judged quality where it is known."""
+        measured, joined = self.measured, self.measured.stages[-1]
+        recall = measured.recalls(measured.searched) - self.recalls(joined, self.plan.budget)
+        if not self.is_judged:
+            return recall, None
+        fuse = self.way.fuse
+        search, rerank = (Way(joined, self.plan.budget, method, fuse) for method in ("gaussian", "rerank"))
+        return recall, self.quality(search) - self.quality(rerank)
+
+    @cached_property
+    def searches(self) -> bool:
+        """Whether a search finds visibly more than re-ranking at equal calls."""
+        return bool(self.measured.searched) and gains(self.search_gains[0])
+
+    @cached_property
+    def deeper(self) -> Interval:
+        """What judged quality in the scorer's own order gains from the deepest re-ranking to all items."""
+        deepest = Way(self.first, self.plan.budget, "rerank")
+        return _interval(self.measured.everything() - self.quality(deepest))
+
+    @property
+    def depth_gains_nothing(self) -> bool:
+        """Whether the judges see no gain at greater depth."""
+        return self.is_judged and self.deeper[1] <= 0 and self.deeper[2] <= _OVERLOOKED
+
+    @cached_property
+    def saving(self) -> Saving | None:
+        """What anchor queries save."""
+        return saving(self.measured, self.first)
+
+    def recalls(self, first: str, budget: int) -> FloatArray:
+        """Estimated recall of re-ranking."""
+        return self.measured.recalls(self.measured.scored_by(first, budget))
+
+    def quality(self, way: Way) -> FloatArray:
+        """Judged quality of searching so."""
+        if way.method == "first":
+            return self.measured.alone(way.first)
+        if way.method == "gaussian":
+            return self.measured.found(way.fuse)
+        return self.measured.reranked(way.first, way.budget, way.fuse)
+
+    def questions_to_break_even(self, ratio: float) -> float:
+        """The number of questions from which anchor queries pay off; infinite where they save nothing."""
+        saved = (ratio - 1) * self.plan.whole(self.way.budget)
+        return self.saving.n_anchors * self.plan.n_items / saved if self.saving and saved > 0 else math.inf
+
+    def _why_unjudged(self) -> str:
+        qrels = self.measured.material.qrels
+        if not qrels:
+            return "without judgements (qrels/test.tsv)"
+        if not can_judge():
+            return "without ir_measures, which is not installed"
+        n_judged = sum(query.id in qrels for query in self.measured.asked)
+        return f"from {n_judged} of {len(self.measured.asked)} queries that are judged: it takes {FEWEST_QUERIES}"
+
+    @cached_property
+    def choice(self) -> str:
+        """What to do with the scorer."""
+        return str(self._scorer().choice)
+
+    def _scorer(self) -> Answer:
+        if not self.is_judged:
+            words = (
+                f"Whether it is worth its calls cannot be told {self._why_unjudged()}. Everything below is about "
+                "scoring what it likes best."
+            )
+            return Answer("scorer", "unknown", words)
+        way, least = self.way, self.measured.budgets()[0]
+        blended, own = (Way(self.first, least, "rerank", fuse) for fuse in (weight_beside(self.first), 0.0))
+        if way.budget:
+            choice = "search" if way.method == "gaussian" else "blend" if way.fuse else "rerank"
+            words, rival = f"{_ADVISED[choice]} {self._beside(way)}", own if way.fuse else blended
+        else:
+            way, rival = sorted((blended, own), key=lambda one: -self.gain(one)[0])
+            choice = "no" if self.gain(way)[2] < 2 * _MATTERS else "unproven"
+            words = f"{_ADVISED[choice]} {self._beside(way)}"
+        words += f" {_sentence(self._as_said(rival))}: {_change(self.gain(rival))}."
+        return Answer("scorer", choice, words, *self.gain(way))
+
+    def _beside(self, way: Way) -> str:
+        """A way beside no call at all, in figures of the same queries."""
+        n, quality, plain = self.figures(way)
+        return (
+            f"{JUDGED} {plain:.3f} by {self.alone.first} alone, 0 calls; {quality:.3f} by {self._as_said(way)}: "
+            f"{_change(self.gain(way))} on {n} judged queries."
+        )
+
+    def figures(self, way: Way) -> tuple[int, float, float]:
+        """How many judged queries were searched so, their quality, and their quality without a call."""
+        both = self.quality(way), self.quality(self.alone)
+        n = int(np.count_nonzero(~np.isnan(both[0])))
+        return n, float(np.nanmean(both[0])), float(both[1][~np.isnan(both[0])].mean())
+
+    def _as_said(self, way: Way) -> str:
+        does = "searching from" if way.method == "gaussian" else "re-ranking"
+        order = f"fuse {way.fuse:g}" if way.fuse else "in the scorer's own order"
+        return f"{does} {way.first} with {self.plan.whole(way.budget)} calls, {order}"
+
+    def _first(self) -> Answer:
+        alone = {name: self.measured.alone(name) for name in self.measured.stages} if self.is_judged else {}
+        figures = ", ".join(f"{name} {np.nanmean(of):.3f}" for name, of in alone.items())
+        without = f" Alone, 0 calls: {JUDGED} {figures}." if alone else ""
+        if not self.way.budget:
+            return Answer("first stage", self.alone.first, f"{self.alone.first}.{without}")
+        first, largest = self.way.first, self.plan.budget
+        recalls = {name: _interval(self.recalls(name, largest)) for name in self.measured.stages}
+        mean, low, high = recalls[first]
+        others = ", ".join(f"{name} {of[0]:.2f}" for name, of in recalls.items() if name != first)
+        words = (
+            f"{first}: its best {self.plan.whole(largest)} have {mean:.2f} ({low:.2f} to {high:.2f}) of "
+            f"the scorer's best {self.plan.whole(self.plan.k)}{f'; {others}' if others else ''}.{without}"
+        )
+        return Answer("first stage", first, words, mean, low, high)
+
+    def _budget(self) -> Answer:
+        steps, way = self.measured.budgets(), self.way
+        recalls = [float(self.recalls(way.first, n).mean()) for n in steps]
+        figures = f"recall {_row(recalls, '.2f')}"
+        spend, lost = self.plan.whole(way.budget), None
+        words = f"{spend} calls a question"
+        if self.is_judged:
+            ways = [Way(way.first, n, "rerank", way.fuse) for n in steps]
+            # Of the queries that were scored so deep.
+            deep = ~np.isnan(self.quality(ways[-1]))
+            qualities = [float(np.mean(self.quality(one)[deep])) for one in ways]
+            figures = f"{JUDGED} {_row(qualities, '.3f')}; {figures}"
+            lost = self.gain(way, ways[-1])
+            if way.budget < self.plan.budget:
+                words += f": the judges see no loss against {self.plan.whole(self.plan.budget)}, {_change(lost)}"
+        words += f". Re-ranking {_row([self.plan.whole(n) for n in steps], 'd')}: {figures}."
+        return Answer("budget", spend, words, *(lost or ()))
+
+    def _method(self) -> Answer:
+        if not self.measured.searched:
+            words = "Re-ranking: without dense vectors or anchor queries there is nothing to predict from."
+            return Answer("method", "rerank", words)
+        recall, quality = self.search_gains
+        more = _interval(recall)
+        by_judges = "" if quality is None else f", {JUDGED} {_change(_interval(quality))}"
+        name = "Searching (predict, score, predict)" if self.way.method == "gaussian" else "Re-ranking"
+        words = (
+            f"{name}: at {self.plan.whole(self.plan.budget)} calls and without anchor queries, searching changes "
+            f"recall by {_change(more)}{by_judges}."
+        )
+        return Answer("method", self.way.method, words, *more)
+
+    def _anchors(self) -> Answer:
+        if (saved := self.saving) is None:
+            return Answer("anchor index", "unknown", "Too few queries or items were scored to tell; give more minutes.")
+        price = saved.n_anchors * self.plan.n_items
+        spend = self.plan.whole(self.way.budget)
+        found = (
+            f"{saved.n_anchors} anchor queries × {self.plan.n_items:,} items = {price:,} calls; {spend} calls with "
+            f"them find what {_rounded(saved.ratio * spend)} ({_rounded(saved.low * spend)} to "
+            f"{_rounded(saved.high * spend)}) find without"
+        )
+        at, early, late = map(self.questions_to_break_even, (saved.ratio, saved.high, saved.low))
+        if saved.high <= _SAVES_LITTLE:
+            return Answer("anchor index", "no", f"No: {found}.", at, early, late)
+        until = "never" if math.isinf(late) else f"{_rounded(late):,}"
+        by_recall = (
+            f"{found}. That pays from about {_rounded(at):,} questions on ({_rounded(early):,} to {until})"
+            if math.isfinite(at)
+            else f"{found}: they may never pay, or from {_rounded(early):,} questions on: too few queries to tell"
+        )
+        choice, verdict = "by number of questions", ""
+        if self.depth_gains_nothing:
+            choice, verdict = "no", "Not by the judges, who see no gain at greater depth. By recall: "
+        return Answer("anchor index", choice, f"{verdict}{by_recall}.", at, early, late)
+
+    def _depth(self) -> Answer:
+        mean, low, _ = self.deeper
+        choice = "deeper" if low > 0 and mean >= _MATTERS else "no deeper" if self.depth_gains_nothing else "unclear"
+        words = (
+            f"{_DEPTHS[choice]} From the best {self.plan.whole(self.plan.budget)} to all items {JUDGED} in the "
+            f"scorer's own order changes by {_change(self.deeper)}."
+        )
+        return Answer("depth", choice, words, *self.deeper)
+
+
+_ADVISED = {
+    "blend": "Worth its calls, blended with the first stage (--fuse).",
+    "rerank": "Worth its calls, in its own order (--fuse 0).",
+    "search": "Worth its calls, and searching finds more than re-ranking.",
+    "no": "Use none here: its calls gain nothing that matters.",
+    "unproven": "Use none here: too few judged queries to prove that its calls gain anything.",
+}
+_DEPTHS = {
+    "deeper": "A deeper search pays.",
+    "no deeper": "No gain from going deeper.",
+    "unclear": "Too few judged queries to tell.",
+}
+
+
+def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: Path) -> tuple[str, ...]:
+    """The command lines that do what was measured: for the way that is advised, and what it would take to know more."""
+    material, plan, way = advice.measured.material, advice.plan, advice.way
+    source = quote(str(material.source))
+    typed = typed_source(card.source) or "SCORER"
+    scorer = "" if typed == _DEFAULT_SCORER else f" --scorer {typed}"
+    cut = f" --max-item-tokens {card.max_item_tokens}" if card.max_item_tokens else ""
+    fields = "".join(f" --text-field {quote(name)}" for name in material.text_fields or ())
+    fields += f" --id-field {quote(material.id_field)}" if material.id_field else ""
+    parts = way.first.split(SEPARATOR)
+    encoded = typed_source(encoder) if encoder and "dense" in parts else ""
+    flags = f"{fields}{scorer}{cut} --first {','.join(parts)}"
+    flags += f" --encoder {encoded}" if encoded and encoded != _DEFAULT_ENCODER else ""
+    # An index alone is not trusted to name a function or a service.
+    named = "" if card.source and why_consent(card.source, folder=None) is None else f" --scorer {typed}"
+
+    def index(options: str) -> str:
+        """The folder of an index: other builds have other names, and the same one goes on."""
+        digest = hashlib.blake2b(f"{material.source.resolve()}{options}".encode(), digest_size=3).hexdigest()
+        return quote(f"{material.name.partition('.')[0]}-{digest}.adacur")
+
+    how = f"--method first --first {way.first}"
+    if way.budget:
+        flags += f" --fuse {way.fuse:g}"
+        how = f"--budget {plan.whole(way.budget)} --method {way.method} --first {way.first} --fuse {way.fuse:g}{named}"
+    free = index(f" -n 0{flags}")
+    lines = [f"adacur build {source} {free} -n 0{flags}", f"adacur search {free} 'your question' {how}"]
+    saved = advice.saving if way.budget else None
+    if saved is not None and saved.high > _SAVES_LITTLE and not advice.depth_gains_nothing:
+        queries = f" --anchors {quote(str(material.queries_file))}" if material.queries_file else ""
+        options = f"{queries} -n {saved.n_anchors}{flags}"
+        lines.append(f"adacur build {source} {index(options)}{options} --dry-run")
+    choice = advice.choice
+    if choice == "unproven" and plan.n_judged < material.n_judged:
+        lines.append(f"adacur try {quote(str(folder))}{fields}{scorer}{cut} --minutes 30")
+    if choice == "no" and any((folder / file).is_file() for file in _TRAIN):
+        model = quote(f"{material.name.partition('.')[0]}-reranker")
+        lines.append(f"adacur train cross-encoder {source} {model} --first {parts[0]} --turns 2")
+    return tuple(lines)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def _judged(values: FloatArray) -> FloatArray:
+    """The values of judged queries: those of others are NaN."""
+    return values[~np.isnan(values)]
+
+
+def _interval(values: FloatArray) -> tuple[float, float, float]:
+    """The mean of the judged queries and its 95 % interval."""
+    judged = np.round(_judged(values), 9)
+    return float(judged.mean()), *bootstrap_interval(judged)
+
+
+def _change(change: tuple[float, float, float]) -> str:
+    mean, low, high = change
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def _row(values: list[Any], form: str) -> str:
+    return " / ".join(format(value, form) for value in values)
+
+
+def _rounded(value: float) -> int:
+    """To two digits: nothing here is known better."""
+    digits = max(0, math.floor(math.log10(max(1.0, value))) - 1)
+    return int(round(value / 10**digits) * 10**digits)
+
+
+def table(advice: Advice) -> Mapping[str, Any]:
+    """Every figure behind the answers, for machines; those of judged quality are beside the first stages alone."""
+    measured, plan = advice.measured, advice.plan
+    rows = []
+    for name in measured.stages:
+        for budget in measured.budgets():
+            row: dict[str, Any] = {"first": name, "budget": plan.whole(budget)}
+            row["recall"] = _interval(advice.recalls(name, budget))
+            if advice.is_judged:
+                row[JUDGED] = _interval(measured.reranked(name, budget))
+                row[f"{JUDGED} fused"] = _interval(measured.reranked(name, budget, weight_beside(name)))
+            rows.append(row)
+    alone = {name: _interval(measured.alone(name)) for name in measured.stages} if advice.is_judged else {}
+    saved = advice.saving if advice.way.budget else None
+    way: dict[str, Any] = advice.way._asdict() | {"budget": plan.whole(advice.way.budget)}
+    if advice.is_judged:
+        way |= zip(("queries", JUDGED, f"{JUDGED} without calls"), advice.figures(advice.way), strict=True)
+    deeper = advice.deeper if advice.is_judged else None
+    return {"rerank": rows, "alone": alone, "way": way, "saving": saved, "deeper": deeper}

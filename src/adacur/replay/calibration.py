@@ -1,0 +1,118 @@
+"""The chance that a hit is judged relevant, fitted to judged hits, and how it is stored for searches of an index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from adacur.arrays import BoolArray, FloatArray
+from adacur.model.features import rows_at
+from adacur.model.item_factors import KNOTS, ScoreScale
+from adacur.protocols import AnchorScores, Items
+from adacur.replay.judged_tuning import Qrels
+from adacur.replay.replayed_settings import where_writable
+from adacur.results import Hits
+from adacur.search import AnchorIndex
+from adacur.search.relevance import RELEVANCE, Calibration, Relevance, as_stored
+from adacur.store import locked
+from adacur.store.writing import write_atomically
+
+# The few scores at the very top are those of hits, so they are distinguished as far as the anchor scores go.
+_RAREST = 1e-6
+_BINS = 10
+_STORED_KNOTS = 64
+# As if each weight had been seen to be 0 this often: hits that are all relevant, or none, have a likeliest weight of
+# infinity.
+_PRIOR = 1.0
+
+
+def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorScores) -> Relevance:
+    """By the hits of judged queries, as searches will return them, and by all else that these searches scored.
+
+    The anchor scores of the index tell how rare a score is in it.
+    """
+    items = anchors.items
+    sample = ScoreScale.sample(items.keys, n_anchors=len(anchors.anchor_queries))
+    scale = _fewer_knots(ScoreScale.of(rows_at(anchors, sample), rarest=_RAREST))
+    relevant = [np.array([qrels[hits.query.id].get(id_, 0) > 0 for id_ in hits.ids], bool) for hits in answers]
+    one_half = np.arange(len(answers)) % 2 == 0
+    signs = [
+        np.stack([np.ones(len(hits)), scale.rarity(hits.scores), np.log(np.arange(1, len(hits) + 1))], axis=1)
+        for hits in answers
+    ]
+
+    def fitted(half: BoolArray) -> FloatArray:
+        return _likeliest(*(np.concatenate([own[at] for at in np.flatnonzero(half)]) for own in (signs, relevant)))
+
+    unseen = [fitted(~one_half), fitted(one_half)]
+    chances = [_chances(own, unseen[at % 2]) for at, own in enumerate(signs)]
+    constant, per_rarity, per_log_rank = fitted(np.ones(len(answers), dtype=np.bool_)).tolist()
+    calibration = Calibration(
+        scores=tuple(scale.scores.tolist()),
+        rarities=tuple(scale.rarities.tolist()),
+        constant=constant,
+        per_rarity=per_rarity,
+        per_log_rank=per_log_rank,
+        queries=len(answers),
+        error=calibration_error(np.concatenate(chances), np.concatenate(relevant)),
+    )
+    best, without = zip(*(_best_with_and_without(hits, qrels[hits.query.id], items) for hits in answers), strict=True)
+    return Relevance.by(best=np.array(best), without=np.array(without), calibration=calibration)
+
+
+def calibration_error(chances: FloatArray, came: BoolArray) -> float:
+    """Expected calibration error: |chance stated − share that came true| in ten bins of equal width, by their hits."""
+    bins = np.minimum((np.asarray(chances) * _BINS).astype(int), _BINS - 1)
+    gaps = [abs(float((chances[bins == at] - came[bins == at]).sum())) for at in range(_BINS)]
+    return sum(gaps) / max(1, len(bins))
+
+
+def store_relevance(index: AnchorIndex, relevance: Relevance | None) -> None:
+    """Let searches of an index read scores by this, and keep it in its folder, where that can be written to."""
+    snapshot = index.snapshot
+    if relevance is None:
+        known = snapshot.relevance()
+        # What judgements told is not given up for anchor scores.
+        relevance = known if known is not None else Relevance.of_anchors(snapshot.anchors)
+    if relevance is None:
+        return
+    snapshot.set_relevance(relevance)
+    if snapshot.home is None:
+        return
+    with where_writable(snapshot.home), locked(snapshot.home, wait=10.0):
+        text = as_stored(relevance, anchor_queries=snapshot.anchors.anchor_queries)
+        write_atomically(snapshot.home / RELEVANCE, text)
+
+
+def _fewer_knots(scale: ScoreScale) -> ScoreScale:
+    if len(scale.scores) <= _STORED_KNOTS:
+        return scale
+    assert len(scale.scores) <= 2 * KNOTS
+    rarities = np.linspace(scale.rarities[0], scale.rarities[-1], _STORED_KNOTS)
+    return ScoreScale(scale.score(rarities), rarities)
+
+
+def _best_with_and_without(hits: Hits, grades: Mapping[str, int], items: Items) -> tuple[float, float]:
+    """The best score of all that a search scored, and of what remains without the relevant items."""
+    positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
+    exact = np.concatenate([round_.exact for round_ in hits.trace.rounds])
+    others = ~np.isin(positions, items.positions(id_ for id_, grade in grades.items() if grade > 0))
+    best = float(exact.max())
+    return best, float(exact[others].max()) if others.any() else best
+
+
+def _chances(signs: FloatArray, weights: FloatArray) -> FloatArray:
+    return np.asarray(1 / (1 + np.exp(-np.clip(signs @ weights, -500, 500))))
+
+
+def _likeliest(signs: FloatArray, relevant: BoolArray) -> FloatArray:
+    """Constant, weight of the rarity (not below 0) and of the log rank (not above 0), by Newton's method."""
+    weights = np.zeros(3)
+    for _ in range(100):
+        chances = _chances(signs, weights)
+        slope = signs.T @ (relevant - chances) - _PRIOR * np.array([0.0, 1.0, 1.0]) * weights
+        curve = (signs * (chances * (1 - chances))[:, None]).T @ signs + np.diag([1e-6, _PRIOR, _PRIOR])
+        weights = weights + np.clip(np.linalg.solve(curve, slope), -1, 1)
+        weights[1], weights[2] = max(weights[1], 0.0), min(weights[2], 0.0)
+    return weights

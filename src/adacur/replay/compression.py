@@ -1,0 +1,191 @@
+"""The Gaussian model's features in less memory, and what that costs in recall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.budget import Budget, check_k
+from adacur.errors import InputError
+from adacur.first_stages import Placed, placed
+from adacur.model import Features, GaussianModel, Storage
+from adacur.model.features import EmbedQueries, rows_at
+from adacur.model.item_factors import check_storage
+from adacur.records import ItemList, Query, as_queries
+from adacur.replay.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, method_of
+from adacur.results import Hits
+from adacur.search import AnchorIndex
+from adacur.search.editing import writable_home
+from adacur.search.index_stages import learned_slopes
+from adacur.search.tuned import default_settings
+from adacur.seeds import stream_key, uniform
+from adacur.store import AnchorTable, locked
+from adacur.store.compressed import drop_features, store_features
+from adacur.store.writing import full_disk_reported
+
+_FEWEST_ANCHORS = 20
+_QUERIES = 100
+# Recall is measured among as many items as have this many scores: 100 MB, held about five times.
+_SCORES_TO_MEASURE_BY = 25_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What compressing an index changed.
+
+    `bytes_before` and `bytes_after` are what searches hold or map of anchor scores and features. The recalls are means
+    over `queries` held-out anchor queries, among `items` of the items; `lost` is their difference, with a 95 %
+    interval.
+    """
+
+    rank: int
+    storage: str
+    bytes_before: int
+    bytes_after: int
+    k: int
+    budget: int
+    queries: int
+    recall_before: float
+    recall_after: float
+    lost: float
+    low: float
+    high: float
+    items: int
+
+
+def compress(
+    index: AnchorIndex,
+    *,
+    rank: int = 128,
+    storage: Storage = "int8",
+    k: int = 10,
+    budget: int = 100,
+    seed: int = 0,
+) -> Compression:
+    """Store the features of "gaussian" searches in the index folder, in less memory, and measure what that costs.
+
+    Searches then no longer read the anchor scores. Scores and vectors are read a block at a time, and features are
+    written as they are made. No scorer is called.
+
+    - `rank`: columns kept of the anchor scores, besides as many as the dense first stage's vectors have;
+    - `storage`: "int8", "float16" or "float32";
+    - `k`, `budget`: the recall to measure, with the features as they are and compressed, on up to 100 anchor queries
+      held out by a draw with this `seed`, at most half. Of many items it is measured among a sample that fits into
+      memory.
+    """
+    home = writable_home(index)
+    check_anchors(index, "Compressing", fewest=_FEWEST_ANCHORS)
+    check_exact(index)
+    check_k(k, Budget(budget).calls)
+    check_storage(storage)
+    if rank < 1:
+        raise InputError(f"rank must be at least 1; got {rank}.")
+    anchors, vectors = index.anchors, index.snapshot.item_vectors()
+    embed_queries = None if vectors is None or vectors.embed_queries is None else _Remembering(vectors.embed_queries)
+    with locked(home), full_disk_reported(home, lambda: "the index is as it was", what="compression"):
+        sample = _sample(anchors.items.keys, n_anchors=len(anchors.anchor_queries), seed=seed)
+        items = index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
+        table = AnchorTable(items, tuple(anchors.anchor_queries), rows_at(anchors, sample))
+        held_out = HeldOut(table, queries=min(_QUERIES, len(anchors.anchor_queries) // 2), seed=seed)
+        rest, first = held_out.rest(), index.snapshot.stage(None)
+        if first is not None and len(sample) < len(index):
+            first = placed(_Among(first, sample, table.items.ids), table.items)
+
+        def recalls(model: GaussianModel) -> FloatArray:
+            searched = AnchorIndex(rest, scorer=AnchorScorer(table))
+            slopes = None if first is None else learned_slopes(model, rest, first)
+            method = method_of(default_settings(k), model, n_anchors=len(rest.anchor_queries), slopes=slopes, seed=seed)
+            hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first, fuse=0)
+            return held_out.recalls([one.scores for one in hits], k=k)
+
+        embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
+        whole = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
+        before = recalls(whole)
+        features = whole.compressed(rest, rank=rank, storage=storage)
+        after = recalls(GaussianModel(embed_queries=embed_queries, features=features))
+        lost = before - after
+        margin = float(1.96 * lost.std(ddof=1) / len(lost) ** 0.5)
+
+        def report(made: Features) -> dict[str, Any]:
+            # Scores, as much again for the residuals, vectors in float32, and means.
+            width, wide = len(anchors.anchor_queries), made.means.itemsize
+            per_item = 2 * width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
+            return {
+                "rank": min(rank, width),
+                "storage": storage,
+                "bytes_before": len(anchors.items) * per_item,
+                "bytes_after": made.nbytes,
+                "k": k,
+                "budget": budget,
+                "queries": len(lost),
+                "recall_before": float(before.mean()),
+                "recall_after": float(after.mean()),
+                "lost": float(lost.mean()),
+                "low": float(lost.mean()) - margin,
+                "high": float(lost.mean()) + margin,
+                "items": len(sample),
+            }
+
+        model = GaussianModel(embeddings=vectors, embed_queries=embed_queries)
+        compression = store_features(
+            home,
+            lambda allocate: model.compressed(anchors, rank=rank, storage=storage, allocate=allocate),
+            keys=anchors.items.keys,
+            report=report,
+        )
+    index.snapshot.reread()
+    return Compression(**compression)
+
+
+def decompress(index: AnchorIndex) -> bool:
+    """Remove what `compress` stored; False where there was nothing."""
+    dropped = drop_features(writable_home(index))
+    index.snapshot.reread()
+    return dropped
+
+
+def _sample(keys: KeyArray, *, n_anchors: int, seed: int) -> IntArray:
+    """Positions of the items to measure among, in order: all, or as many as fit into memory several times."""
+    most = max(1, _SCORES_TO_MEASURE_BY // n_anchors)
+    if len(keys) <= most:
+        return np.arange(len(keys))
+    return np.sort(np.argpartition(uniform(stream_key(seed, "measured"), keys), most)[:most])
+
+
+class _Among:
+    """A first stage's answers among some of the items that it knows, at these positions: it is searched deeper."""
+
+    def __init__(self, first: Placed, positions: IntArray, ids: Sequence[str]) -> None:
+        self.name = first.name
+        self._first = first
+        self._share = len(positions) / len(first.items)
+        self._ids = dict(zip(positions.tolist(), ids, strict=True))
+
+    def search(self, queries: Sequence[Query | str], k: int) -> list[Hits]:
+        """At most k hits per query; now and then fewer, where chance left few of them among its best."""
+        # Half as many again, and some: of these, k are among the items nearly always.
+        answers = self._first.search(queries, int(1.5 * k / self._share) + 100)
+        hits = []
+        for query, (positions, scores) in zip(as_queries(queries), answers, strict=True):
+            ranks = [rank for rank, at in enumerate(positions.tolist()) if at in self._ids][:k]
+            ids = tuple(self._ids[at] for at in positions[ranks].tolist())
+            hits.append(Hits(query=query, ids=ids, scores=scores[ranks]))
+        return hits
+
+
+class _Remembering:
+    """Query vectors, each embedded once."""
+
+    def __init__(self, embed_queries: EmbedQueries) -> None:
+        self._embed_queries = embed_queries
+        self._known: dict[str, FloatArray] = {}
+
+    def __call__(self, queries: Sequence[Query]) -> FloatArray:
+        new = [query for query in queries if query.id not in self._known]
+        if new:
+            self._known |= zip((query.id for query in new), self._embed_queries(new), strict=True)
+        return np.stack([self._known[query.id] for query in queries])

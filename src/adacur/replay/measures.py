@@ -1,0 +1,125 @@
+"""What is measured: how many of the scorer's own k best items a search found, and whether people call them relevant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import FloatArray
+from adacur.budget import check_k
+from adacur.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
+from adacur.protocols import Scorer
+from adacur.records import repeats
+from adacur.requirements import require
+from adacur.results import Hits
+from adacur.scores import score_pairs
+from adacur.search.methods import FirstOnly
+
+
+def top_k_recall(found: Sequence[Hits], exact: FloatArray, *, k: int) -> FloatArray:
+    """Recall per query, given the exact scores of all items (queries × items).
+
+    An item counts if its exact score reaches the k-th best, and at most k count: among equal scores any will do.
+    A k larger than the collection means all of it. Hits of method "first" must have been given `exact_scores`.
+    """
+    check_k(k)
+    if any(hits.trace.settings.get("method") == FirstOnly.name for hits in found):
+        raise InputError("Recall is told by exact scores, and hits of method 'first' have none. Use exact_scores.")
+    exact = check_score_matrix(exact, n_queries=len(found))
+    k = min(k, exact.shape[1])
+    right = [
+        np.count_nonzero(np.asarray(hits.scores[:k]) >= threshold)
+        for hits, threshold in zip(found, kth_best(exact, k), strict=True)
+    ]
+    return np.array(right, dtype=np.float64) / k
+
+
+def exact_scores(hits: Hits, scorer: Scorer) -> Hits:
+    """The same items in the same order with the scorer's scores, where a search by method "first" gave others."""
+    if hits.trace.settings.get("method") != FirstOnly.name:
+        return hits
+    scores = score_pairs(scorer, [(hits.query, item) for item in hits.items]) if hits.items else hits.scores
+    return Hits(hits.query, hits.ids, scores, items=hits.items)
+
+
+def kth_best(exact: FloatArray, k: int) -> FloatArray:
+    """The k-th highest score of each row."""
+    cut = exact.shape[1] - k
+    # Row by row: a row fits the cache, and the whole matrix is not copied.
+    return np.array([np.partition(scores, cut)[cut] for scores in exact], dtype=exact.dtype)
+
+
+def check_score_matrix(
+    scores: FloatArray, *, n_queries: int, ids: Sequence[str] | None = None, kind: str = "exact"
+) -> FloatArray:
+    """Finite scores of shape (queries, items), at least one item; `ids` name the columns where they are needed."""
+    scores = np.asarray(scores)
+    if scores.ndim != 2 or len(scores) != n_queries or not scores.shape[1]:
+        raise InputError(
+            f"One row of {kind} scores per query and one column per item are needed; got shape {scores.shape} "
+            f"for {n_queries} queries."
+        )
+    if ids is not None and len(ids) != scores.shape[1]:
+        raise InputError(f"One id per column of {kind} scores is needed; got {len(ids)} for {scores.shape[1]} columns.")
+    if not np.isfinite(scores).all():
+        row, column = (int(at[0]) for at in np.nonzero(~np.isfinite(scores)))
+        raise NonFiniteScore(
+            f"The {kind} score of query {row} and item {column} (by position) is {scores[row, column]}. "
+            "Every pair must be scored before anything is measured against it."
+        )
+    return scores
+
+
+def can_judge() -> bool:
+    """Whether judged quality can be computed here."""
+    return find_spec("ir_measures") is not None
+
+
+def judged_quality(
+    found: Sequence[Hits], qrels: Mapping[str, Mapping[str, int]], *, measures: Sequence[str] = ("nDCG@10",)
+) -> dict[str, FloatArray]:
+    """Measures of ir_measures ("nDCG@10", "R@100", "RR@10", "AP") per query, in the order of the hits.
+
+    NaN for queries that nobody judged. The hits are judged in the order in which they come, fused or not.
+    """
+    ir_measures = require("ir_measures", extra="evaluation")
+    parsed = {name: _parse(ir_measures, name) for name in measures}
+    ids = [hits.query.id for hits in found]
+    if len(set(ids)) < len(ids):
+        raise DuplicateId(f"Each query is judged once; {repeats(ids)} more than once among the answers.")
+    # The measures' own providers break ties between scores in different ways, and in float32; ranks have no ties.
+    ranked = {
+        hits.query.id: {id_: -float(rank) for rank, id_ in enumerate(dict.fromkeys(hits.ids))}
+        for hits in found
+        if qrels.get(hits.query.id)
+    }
+    if not ranked:
+        raise InputError("None of these queries is judged. Check that the judgements use the same query ids.")
+    wanted = {id_: dict(qrels[id_]) for id_ in ranked}
+    try:
+        values = {
+            (metric.measure, metric.query_id): metric.value
+            for metric in ir_measures.iter_calc(list(parsed.values()), wanted, ranked)
+        }
+    except (ValueError, AssertionError) as error:
+        raise InputError(f"ir_measures cannot compute {', '.join(measures)}: {error}") from error
+    return {
+        name: np.array([values.get((measure, id_), 0.0) if id_ in ranked else np.nan for id_ in ids])
+        for name, measure in parsed.items()
+    }
+
+
+def _parse(ir_measures: Any, name: str) -> Any:
+    """The measure called "Name" or "Name@depth"; ir_measures' own parser fails on Python 3.14."""
+    try:
+        kind, has_depth, depth = name.partition("@")
+        measure = ir_measures.measures.registry[kind]
+        return measure(**{measure.AT_PARAM: int(depth)}) if has_depth else measure()
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnknownName(
+            f"ir_measures knows no measure {name!r}. Try 'nDCG@10', 'R@100', 'RR@10' or 'AP'; "
+            "recall of the scorer's own top k is top_k_recall."
+        ) from error

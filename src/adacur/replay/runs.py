@@ -1,0 +1,157 @@
+"""Runs of search methods as they are stored, and how certain their means and differences are, given the queries."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import FloatArray
+from adacur.errors import EmptyInput, FileFormatError, InputError
+from adacur.store.writing import write_atomically
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Measures per query of one method with one set of settings; the unit that is stored, compared and drawn.
+
+    `settings` holds plain values: method, budget, rounds, anchors, first, seed and whatever else was chosen.
+    `measures` maps names such as "recall@10", "nDCG@10", "calls" or "seconds.score" to one value per query, NaN where
+    a query has none (it was not judged, say).
+    """
+
+    collection: str
+    method: str
+    settings: Mapping[str, Any]
+    query_ids: tuple[str, ...]
+    measures: Mapping[str, FloatArray]
+    made: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, values in self.measures.items():
+            if np.shape(values) != (len(self.query_ids),):
+                raise InputError(
+                    f"A measure has one value per query; {name!r} has shape {np.shape(values)} "
+                    f"for {len(self.query_ids)} queries."
+                )
+
+    def values(self, measure: str) -> FloatArray:
+        """The values of a measure, without the queries that have none."""
+        if measure not in self.measures:
+            raise InputError(
+                f"The run of {self.method!r} on {self.collection!r} has no {measure!r}. "
+                f"It has: {', '.join(self.measures)}."
+            )
+        values = np.asarray(self.measures[measure], dtype=np.float64)
+        return values[~np.isnan(values)]
+
+    def save(self, path: str | Path) -> None:
+        """Write one JSON file, in one step."""
+        content = {
+            "format": _FORMAT,
+            "collection": self.collection,
+            "method": self.method,
+            "settings": dict(self.settings),
+            "made": dict(self.made),
+            "query_ids": list(self.query_ids),
+            "measures": {name: [_plain(value) for value in values] for name, values in self.measures.items()},
+        }
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(path), json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """Read a run that `save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise FileFormatError(f"{path} has the run format {content['format']}; this version reads {_FORMAT}.")
+            return cls(
+                collection=content["collection"],
+                method=content["method"],
+                settings=content["settings"],
+                query_ids=tuple(content["query_ids"]),
+                measures={
+                    name: np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+                    for name, values in content["measures"].items()
+                },
+                made=content["made"],
+            )
+        except FileFormatError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise FileFormatError(f"{path} is not a stored run: {error!r}.") from error
+
+
+def _plain(value: Any) -> float | None:
+    # Six digits tell every recall apart and halve the file.
+    return None if math.isnan(value) else round(float(value), 6)
+
+
+def bootstrap_interval(
+    values: FloatArray, *, level: float = 0.95, samples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over queries, of 95 %. NaN, a query without a value, is left out.
+
+    Given differences between two methods, query by query, it is the paired interval: both see the same resamples.
+    """
+    present = np.asarray(values, dtype=np.float64)
+    present = present[~np.isnan(present)]
+    if present.ndim != 1 or not len(present):
+        raise EmptyInput("There is no value to average. Give at least one query that has one.")
+    if samples < 1:
+        raise InputError(f"samples must be at least 1, and 2000 are usual; got {samples}.")
+    if not 0 < level < 1:
+        raise InputError(f"level must be between 0 and 1, and 0.95 is usual; got {level}.")
+    generator = np.random.default_rng(seed)
+    means = present[generator.integers(len(present), size=(samples, len(present)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """Left minus right over the queries that both runs have: the mean and its interval."""
+
+    n_queries: int
+    difference: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+
+def paired_difference(left: Run, right: Run, measure: str) -> PairedDifference:
+    """Compare two runs on one measure, matched by query id; queries without a value in either are left out."""
+    pairs = np.array(list(paired_values(left, right, measure).values())).reshape(-1, 2)
+    if not len(pairs):
+        raise EmptyInput(
+            f"The runs of {left.method!r} and {right.method!r} share no query with a value of {measure!r}. "
+            "Were they searched with the same queries?"
+        )
+    differences = pairs[:, 0] - pairs[:, 1]
+    return PairedDifference(len(pairs), float(differences.mean()), *bootstrap_interval(differences))
+
+
+def paired_values(left: Run, right: Run, measure: str) -> dict[str, tuple[float, float]]:
+    """The two values of each query that has both."""
+    if left.collection != right.collection:
+        raise InputError(
+            f"Runs are compared query by query, on one collection; got {left.collection!r} and {right.collection!r}."
+        )
+    others = _by_query(right, measure)
+    return {id_: (value, others[id_]) for id_, value in _by_query(left, measure).items() if id_ in others}
+
+
+def _by_query(run: Run, measure: str) -> dict[str, float]:
+    run.values(measure)  # names the measures that there are, where this one is missing
+    values = np.asarray(run.measures[measure], dtype=np.float64).tolist()
+    return {id_: value for id_, value in zip(run.query_ids, values, strict=True) if not np.isnan(value)}

@@ -1,0 +1,345 @@
+"""Ask-and-tell searches: of one query, and of several that share an approximation. No scorer is called."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import FloatArray, IntArray
+from adacur.errors import InputError, ScoreCountError
+from adacur.model import TopK
+from adacur.model.acquire import best_positions
+from adacur.protocols import Approximation, UncertainApproximation
+from adacur.records import Item, Query
+from adacur.results import Round, Trace
+from adacur.search.candidates import Candidates
+from adacur.search.plan import Plan
+from adacur.search.stopping import expected_recall
+from adacur.seeds import stream_key
+
+# Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
+SHORTLIST = 300
+NONE: IntArray = np.empty(0, dtype=np.intp)
+# Scores may come near the end of the range of floats, and predictions lie beyond it: `_finite` leaves those out.
+_OVERFLOWING = np.errstate(over="ignore", invalid="ignore")
+
+
+class AskTell:
+    """The search of a plan for one query: `ask()` for positions, score them, `tell()` the scores.
+
+    Predictions are passed to `ask`; `in_scores` turns them into the scorer's units. `remaining` holds the calls of each
+    round to come, none when the search has ended. `seconds` are those of the current round, by step; `stopped` says
+    what ended the search before its calls did, such as "deadline", "settled" or "error".
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        query: Query,
+        k: int,
+        *,
+        candidates: Candidates,
+        in_scores: Callable[[FloatArray], FloatArray] = np.asarray,
+    ) -> None:
+        self.query = query
+        self.rounds: list[Round] = []
+        self.seconds: dict[str, float] = {}
+        self.candidates = candidates
+        self.stopped: str | None = None
+        self.purse = plan.purse.of_query()
+        self._plan = plan
+        self._in_scores = in_scores
+        self._k = k
+        affordable = min(plan.purse.calls, candidates.n_left)
+        self.remaining = list(plan.sizes(affordable)) if affordable else []
+        self.n_planned = sum(self.remaining)
+        if len(self.remaining) > 1 and (plan.model is None or plan.acquisition is None):
+            raise InputError("A search of more than one round needs an approximation and an acquisition.")
+        self._batch: IntArray | None = None
+        self.predicted: Any = None
+
+    def expect_calls(self, n: int) -> None:
+        """Plan the rounds for about n calls, as many as the purse is expected to pay for; before the first round."""
+        if (n := min(n, self._plan.purse.calls, self.candidates.n_left)) > 0:
+            self.remaining, self.n_planned = self.purse.rounds(self._plan.sizes(n)), n
+
+    def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
+        """Positions to score next, most promising first; none when the search has ended.
+
+        From the second round on they are chosen by `predicted`. `seconds` are those already spent on this round.
+        """
+        if self._batch is not None:
+            raise InputError("The last positions asked for have no scores yet. Call tell(scores) first.")
+        if not self.remaining:
+            return NONE
+        size, number = self.remaining[0], len(self.rounds) + 1
+        started = time.perf_counter()
+        self.predicted = predicted
+        self.seconds = dict(seconds or {})
+        if predicted is None:
+            chosen = self.candidates.from_first(size)
+        else:
+            assert self._plan.acquisition is not None
+            chosen, _ = self.candidates.best(
+                size,
+                acquisition=self._plan.acquisition,
+                stream=stream_key(self._plan.seed, "round", str(number), self.query.id),
+                predicted=predicted,
+            )
+        if len(chosen) < size:
+            # Scores beyond the range of floats give predictions that cannot be ranked; the budget is spent anyway.
+            stream = stream_key(self._plan.seed, "first", self.query.id)
+            more = self.candidates.at_random(size - len(chosen), stream=stream, without=chosen)
+            chosen = np.concatenate([chosen, more])
+        if not len(chosen):
+            # No item left is known: a search for words alone may find none.
+            self.remaining.clear()
+            return NONE
+        self._spend_later(size - len(chosen))
+        self._batch = chosen
+        self.seconds["choose"] = time.perf_counter() - started
+        return chosen
+
+    def drop(self, gone: IntArray) -> IntArray:
+        """Remove items that are gone or cannot be paid from the positions last asked for; returns the others."""
+        assert self._batch is not None
+        self._batch = batch = self._batch[~np.isin(self._batch, gone)]
+        self.candidates.scored(gone)
+        if len(self.remaining) == 1:
+            self.remaining.append(0)
+        self._spend_later(len(gone))
+        if not len(batch):
+            self.tell(np.empty(0))
+        return batch
+
+    def _spend_later(self, calls: int) -> None:
+        """Move calls that this round cannot spend to the next one."""
+        if len(self.remaining) > 1:
+            self.remaining[1] += calls
+
+    def tell(self, scores: FloatArray) -> IntArray:
+        """Take the exact scores of the positions last asked for, after `stop()` of the first few; returns these."""
+        if self._batch is None:
+            raise InputError("No positions were asked for. Call ask() before tell(scores).")
+        batch = self._batch if self.stopped is None else self._batch[: len(scores)]
+        if len(scores) != len(batch):
+            raise ScoreCountError(f"tell needs one score per position: {len(batch)} positions, {len(scores)} scores.")
+        self._batch, predicted = None, self.predicted
+        self.candidates.scored(batch)
+        if len(batch):
+            keeps_all = predicted is not None and self._plan.keeps == "all"
+            values = None
+            if predicted is not None:
+                values = _finite(self._in_scores(self.candidates.predictions(predicted, batch)))
+            self.rounds.append(
+                Round(
+                    number=len(self.rounds) + 1,
+                    positions=batch,
+                    exact=scores,
+                    predicted=values,
+                    # Shared, so that later steps such as the solve are counted to this round as well.
+                    seconds=self.seconds,
+                    items=self.candidates.items(batch),
+                    all_predicted=_finite(self._in_scores(predicted.copy())) if keeps_all else None,
+                )
+            )
+        del self.remaining[:1]
+        if not self.remaining and self.stopped is None:
+            # Pairs may have cost less than expected; then the rest pays for another round.
+            n = min(self._plan.purse.calls - self._n_scored, self.candidates.n_left)
+            if (more := self.purse.calls_left(n)) > 0:
+                self.remaining = [more]
+                self.n_planned += more
+        return batch
+
+    @property
+    def _n_scored(self) -> int:
+        return sum(len(round_.positions) for round_ in self.rounds)
+
+    def stop(self, why: str) -> None:
+        """End here, for this reason: time is up, no pair can be paid, the scorer failed."""
+        self.stopped = why
+        self.remaining.clear()
+
+    def settle(self, predicted: Any, chance_above: Callable[..., FloatArray]) -> None:
+        """End here if the expected recall of the best k is enough; it is noted in the last round.
+
+        `chance_above(predicted, best, ranks=…)` is that of an `UncertainApproximation`, for this query.
+        """
+        started = time.perf_counter()
+        recall = 0.0
+        best = self.best()[1][: self._k]
+        if len(best) >= self._k:
+            _, promising = self.candidates.best(
+                min(SHORTLIST, self.candidates.n_left),
+                acquisition=TopK(),
+                stream=0,
+                predicted=predicted,
+            )
+            recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
+            assert self._plan.stop is not None
+            exact = [round_.exact for round_ in self.rounds]
+            if self._plan.stop.is_enough(recall, exact, k=self._k, planned=self.n_planned):
+                self.stop("settled")
+        self.rounds[-1] = replace(self.rounds[-1], expected_recall=recall)
+        # Counted to the round that has just ended, since there may be no next one.
+        self.seconds["settle"] = time.perf_counter() - started
+
+    def best(self) -> tuple[IntArray, FloatArray, IntArray]:
+        """Positions, exact scores and rounds of all that was scored so far, best first."""
+        if not self.rounds:
+            return NONE, np.empty(0), NONE
+        positions = np.concatenate([round_.positions for round_ in self.rounds])
+        exact = np.concatenate([round_.exact for round_ in self.rounds])
+        numbers = np.repeat([round_.number for round_ in self.rounds], [len(one.positions) for one in self.rounds])
+        order = best_positions(exact, len(exact), keys=self.candidates.keys(positions))
+        return positions[order], exact[order], numbers[order]
+
+    def trace(self, *, settings: dict[str, object], approximate_scores: FloatArray | None = None) -> Trace:
+        """The rounds so far, and what ended them."""
+        stopped, n_scored = self.stopped, self._n_scored
+        if stopped is None or (stopped == "deadline" and n_scored == self.n_planned):
+            stopped = "budget" if self.candidates.n_left else "exhausted"
+            if n_scored < self._plan.purse.calls and (over := self.purse.over(some_left=self.candidates.n_left > 0)):
+                stopped = over
+        return Trace(
+            rounds=tuple(self.rounds),
+            stopped=stopped,
+            settings=settings,
+            approximate_scores=approximate_scores,
+            **self.purse.spent,
+        )
+
+
+class QueryBatch:
+    """Searches of a plan for several queries that share an approximation and move round by round together.
+
+    `ask()` for positions of every query, score them, `tell()` the scores. How queries are grouped never changes an
+    answer. `listed` are the scores of what the first stage found, per query, where `finish` needs them.
+
+    `computes_together`: several batches are best asked after what they `wanted` was computed for all.
+    """
+
+    computes_together = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        queries: Sequence[Query],
+        k: int,
+        *,
+        candidates: Sequence[Candidates],
+        approximation: Approximation | None,
+        listed: Sequence[FloatArray] = (),
+    ) -> None:
+        if plan.stop is not None and not isinstance(approximation, UncertainApproximation):
+            raise InputError(
+                "effort needs predictions that know how far they may be off, and those of this method do not. "
+                "Search with method='gaussian', or with AdaCUR(approximator=GaussianModel(…))."
+            )
+        in_scores = np.asarray if approximation is None else approximation.in_scores
+        self.searches = [
+            AskTell(plan, query, k, candidates=some, in_scores=in_scores)
+            for query, some in zip(queries, candidates, strict=True)
+        ]
+        self.listed = listed
+        self._plan = plan
+        self._approximation = approximation
+        self._predicted: Sequence[Any] | None = None
+        self._batches: list[IntArray] = []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any search has a round left."""
+        return any(search.remaining for search in self.searches)
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether a search ended after its last scores were told."""
+        return False
+
+    def items_at(self, positions: Sequence[int]) -> list[Item]:
+        """The items at these positions."""
+        return self._plan.items.at(positions)
+
+    def wanted(self) -> Any:
+        """What the next `ask` needs, if it can be computed with others'; None for nothing."""
+        return None
+
+    @_OVERFLOWING
+    def ask(self, *, seconds: float = 0.0) -> list[IntArray]:
+        """Positions to score next, per query, most promising first; all empty when every search has ended.
+
+        `seconds` are those of the first stage, which count to the first round.
+        """
+        n_queries = len(self.searches)
+        rows: Sequence[Any] = [None] * n_queries
+        spent = {"first": seconds / n_queries}
+        if self._approximation is not None and self.goes_on and any(search.rounds for search in self.searches):
+            # Predictions that decided whether to stop serve the next round too.
+            spent, rows = {}, self._predicted or rows
+            if self._predicted is None:
+                spent["predict"], rows = self._predict(self._approximation)
+        self._batches = [search.ask(row, seconds=spent) for search, row in zip(self.searches, rows, strict=True)]
+        return self._batches
+
+    @_OVERFLOWING
+    def tell(self, scores: Sequence[FloatArray], *, seconds: float = 0.0) -> None:
+        """Exact scores of the positions last asked for, per query; `seconds` is what the scorer took for all."""
+        self._predicted = None
+        n_scored = max(1, sum(map(len, scores)))
+        active = [(at, search) for at, search in enumerate(self.searches) if len(self._batches[at])]
+        for at, search in active:
+            search.seconds["score"] = seconds * len(scores[at]) / n_scored
+            self._batches[at] = search.tell(scores[at])
+        # The last solve would be the largest of all.
+        if self._approximation is None or not (self._plan.keeps or self.goes_on):
+            return
+        started = time.perf_counter()
+        self._approximation.tell(self._batches, scores)
+        solving = (time.perf_counter() - started) / len(self.searches)
+        for _, search in active:
+            search.seconds["solve"] = solving
+        if self._plan.stop is not None and self.goes_on:
+            self._settle(self._approximation)
+
+    def stop(self, why: str = "deadline") -> None:
+        """End here, because time is up or by an error: nothing is asked for, and `tell` takes the first few scores."""
+        for search in self.searches:
+            if search.remaining:
+                search.stop(why)
+
+    @_OVERFLOWING
+    def final_predictions(self) -> Sequence[FloatArray | None]:
+        """Predicted scores of every item after all rounds, per query."""
+        assert self._approximation is not None
+        return [_finite(self._approximation.in_scores(np.asarray(row))) for row in self._approximation.predict()]
+
+    def _settle(self, approximation: Approximation) -> None:
+        assert isinstance(approximation, UncertainApproximation)
+        seconds, predicted = self._predict(approximation)
+        for at, (search, row) in enumerate(zip(self.searches, predicted, strict=True)):
+            # A search whose first items are all gone has no round yet.
+            if search.remaining and search.rounds:
+                search.seconds["predict"] = search.seconds.get("predict", 0.0) + seconds
+                search.settle(row, partial(approximation.chance_above, at))
+
+    def _predictions(self, approximation: Approximation) -> list[Any]:
+        """The predictions of every query, as its candidates read them."""
+        return list(approximation.predict())
+
+    def _predict(self, approximation: Approximation) -> tuple[float, Sequence[Any]]:
+        """Predict for all queries; the seconds per query, and the predictions."""
+        started = time.perf_counter()
+        self._predicted = self._predictions(approximation)
+        return (time.perf_counter() - started) / len(self.searches), self._predicted
+
+
+def _finite(predicted: FloatArray) -> FloatArray | None:
+    """The predictions; None where some lie beyond the range of floats."""
+    return predicted if np.isfinite(predicted).all() else None

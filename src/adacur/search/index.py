@@ -1,0 +1,344 @@
+"""The object users hold: anchor scores, a scorer and first stages, ready to search."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Unpack, overload
+
+from adacur.arrays import FloatArray
+from adacur.data import as_items
+from adacur.errors import InputError, ScorerFailed
+from adacur.first_stages import AnyStage, Placed
+from adacur.first_stages.encoders import encoder as open_encoder
+from adacur.names import EXPLAIN, LEARNING, named
+from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
+from adacur.records import Item, ItemList, Query, as_queries, check_item
+from adacur.results import Hits
+from adacur.scorers.by_name import scorer as open_scorer
+from adacur.search import rounds
+from adacur.search.editing import Edit, edit_index
+from adacur.search.index_stages import stages_in_memory
+from adacur.search.plan import Plan
+from adacur.search.planning import plan_search
+from adacur.search.shared_loop import awaited
+from adacur.search.single_values import SearchOptions
+from adacur.search.snapshot import Reopen, Snapshot
+from adacur.search.tuned import Tuning
+from adacur.store import AnchorTable, Drift, IndexFolder, On
+
+
+class SearchWatcher(Protocol):
+    """Sees every search of an index, as the search log of a server does."""
+
+    def add(self, answers: Sequence[Hits], *, items: Items, card: ScorerCard) -> int:
+        """Take the hits of a search; how many of its queries were noted."""
+        ...
+
+
+class AnchorIndex:
+    """Items, their anchor scores, the scorer they came from and the first stages: what searches run on.
+
+    Made by `adacur.build`, `adacur.load`, `from_arrays` or `from_items`. `first` maps names to first stages; these and
+    `scorer` may be functions that open them at their first use. `reopen` lets the index follow its edits; `recognised`
+    says that the scorer is the one that built it. Searches are written to `log`, which `learn` refreshes the index
+    from. A `snapshot` replaces `first` and `device` where the items live in an engine.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        scorer: Scorer | Callable[[], tuple[Scorer, Drift | None]] | None = None,
+        first: Mapping[str, Any] | None = None,
+        card: ScorerCard | None = None,
+        path: Path | None = None,
+        drift: Drift | None = None,
+        device: str | None = None,
+        reopen: Reopen | None = None,
+        recognised: bool = False,
+        log: SearchWatcher | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self.path = path
+        self.card = card
+        self.drift = drift
+        self.recognised = recognised
+        self.reopen = reopen
+        self._device = device
+        self._snapshot: Snapshot | None = snapshot or Snapshot(anchors, first=first, home=path, device=device)
+        self.anchors = anchors
+        self._scorer = scorer
+        self._log = log
+        self.learning: Any = None
+        # Re-entered where one scorer wraps that of another index.
+        self._opening = threading.RLock()
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        items: Iterable[Item],
+        anchor_queries: Iterable[Query],
+        scores: FloatArray,
+        scorer: Any = None,
+        first: Mapping[str, AnyStage] | None = None,
+    ) -> AnchorIndex:
+        """An index from known scores (R_anc: anchor queries × items), without calling a scorer."""
+        table = AnchorTable.from_arrays(items=items, anchor_queries=anchor_queries, scores=scores)
+        opened = None if scorer is None else open_scorer(scorer)
+        return cls(table, scorer=opened, first=first, card=opened.card if opened else None)
+
+    @classmethod
+    def from_items(
+        cls,
+        items: Iterable[Item | str] | str | Path,
+        *,
+        scorer: Any = None,
+        first: Any = "bm25",
+        encoder: Any = None,
+        progress: bool = True,
+    ) -> AnchorIndex:
+        """An index without anchor queries, which costs no scorer call; `adacur.build(items, 0, …)` makes one on disk.
+
+        - `first`: "bm25", "dense" (with `encoder`, whose item vectors searches predict from), objects, or several
+        """
+        held = ItemList([check_item(item) for item in as_items(items)])
+        stages = stages_in_memory(first, held, encoder=open_encoder(encoder), progress=progress)
+        opened = None if scorer is None else open_scorer(scorer)
+        return cls(AnchorTable.of_items(held), scorer=opened, first=stages, card=opened.card if opened else None)
+
+    # A text is a sequence of texts to type checkers; the first overload is the one that it means.
+    @overload
+    def search(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def search(self, query: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
+
+    def search(
+        self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Hits | list[Hits]:
+        """The best k items for a query, or for each of several, exactly scored, within a budget of scorer calls.
+
+        Several queries step together and share scorer calls; their answers are the same as one by one. Equal queries
+        (id and text) are searched and paid for once. An error that ends a search carries the `hits` so far.
+
+        - `budget`: calls per query (as tuned by judgements, or 100; for `Exact()`, every item), or a `Budget` with a
+          deadline;
+        - `method`: `Gaussian(…)` (the default; `Rerank()` where there is nothing to predict from), `AdaCUR(…)`,
+          `ANNCUR(…)`, `AXN(…)`, `Rerank(…)`, `FirstOnly()` (0 calls) or `Exact()`; a name such as "rerank" is short for
+          one with defaults;
+        - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
+          object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
+        - `fuse`: the first stage's weight in the order of hits, in standard deviations; 0 is the scorer's own order. By
+          default as tuned by judgements, or as the index was built with, or 1 for a reranker (one witness; .5 beside
+          BM25 alone) and 0 for a function, known scores and a judge (the truth);
+        - `filter`: metadata that items must have ({"lang": "en", "year": [2023, 2024]}), a function of an item, or a
+          collection of ids: only these items are scored. In a vector engine, metadata or a filter of its own;
+        - `effort`: "auto" spends what a question needs, on average as good as the whole budget (.005 of recall less);
+          a number is the mean recall to reach. The index must be tuned;
+        - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
+        """
+        started = time.monotonic()
+        plan = plan_search(self, k, **options)
+        asked = as_queries([query] if isinstance(query, Query | str) else query)
+        with self._searching(plan) as answers:
+            answers += rounds.search(plan, list(dict.fromkeys(asked)), k, started=started)
+        return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
+
+    def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
+        """Like `search` for one query, yielding the hits so far after each round."""
+        started = time.monotonic()
+        plan = plan_search(self, k, **options)
+        with self._searching(plan) as answers:
+            for hits in rounds.search_iter(plan, query, k, started=started):
+                answers[:] = [hits]
+                yield hits
+
+    @overload
+    async def asearch(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+
+    @overload
+    async def asearch(self, query: Sequence[Query | str], k: int = 10, **rest: Unpack[SearchOptions]) -> list[Hits]: ...
+
+    async def asearch(
+        self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
+    ) -> Hits | list[Hits]:
+        """Like `search`, without blocking the event loop; searches awaited together share scorer calls.
+
+        The trace's scorer seconds then count the wait for the scores.
+        """
+        started = time.monotonic()
+        # The first search opens the scorer and the first stage, which may take seconds.
+        plan = await asyncio.to_thread(plan_search, self, k, **options)
+        asked = as_queries([query] if isinstance(query, Query | str) else query)
+        with self._searching(plan) as answers:
+            distinct = list(dict.fromkeys(asked))
+            async with aclosing(awaited(plan, distinct, k, started=started, every_round=False)) as steps:
+                answers[:] = [hits async for hits in steps][-1]
+        return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
+
+    async def asearch_iter(
+        self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> AsyncGenerator[Hits, None]:
+        """Like `search_iter`, without blocking the event loop."""
+        started = time.monotonic()
+        plan = await asyncio.to_thread(plan_search, self, k, **options)
+        with self._searching(plan) as answers:
+            async with aclosing(awaited(plan, [query], k, started=started, waits=True)) as steps:
+                async for hits in steps:
+                    answers[:] = hits
+                    yield hits[0]
+
+    def explain(self, hits: Hits) -> list[Any]:
+        """Why each item of a search is a hit; no scorer is called.
+
+        The ranks and scores of the first stage, the predicted score, and the item's scores for the anchor queries most
+        like this one.
+        """
+        explanations: list[Any] = named(EXPLAIN)(self.snapshot, hits)
+        return explanations
+
+    def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
+        """Change the index: `with index.edit() as edit:`, then edit.add, replace, remove, add_anchors and the like.
+
+        At the end of the block all changes become one new version of the folder, and this index moves on to it.
+        Searches under way, and others that have the folder open, stay on theirs. An error in the block changes nothing.
+
+        - `on`: where new pairs are scored, as for `adacur.build`; `progress`: show bars.
+        """
+        return edit_index(self, on=on, progress=progress)
+
+    def close(self) -> None:
+        """Close the scorer, and refuse searches from now on; those under way end with an error.
+
+        Items and anchor scores can still be read.
+        """
+        with self._opening:
+            scorer, self._scorer = self._scorer, None
+            snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.close()
+        if callable(close := getattr(scorer, "close", None)):
+            close()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The version that new searches use, with its first stages and models; an error once the index is closed."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise InputError("This index has been closed. Open it again with adacur.load(path).")
+        return snapshot
+
+    @property
+    def scorer(self) -> Scorer:
+        """The scorer that searches call, opened at its first use."""
+        with self._opening:
+            _ = self.snapshot
+            if self._scorer is None:
+                raise InputError("This index has no scorer. Open it with one: adacur.load(path, scorer=…).")
+            if not isinstance(self._scorer, Scorer):
+                self._scorer, self.drift = self._scorer()
+            return self._scorer
+
+    @property
+    def items(self) -> Items:
+        """The items, by position and by id."""
+        return self.anchors.items
+
+    @property
+    def anchor_queries(self) -> Sequence[Query]:
+        """The queries that every item was scored against."""
+        return self.anchors.anchor_queries
+
+    @property
+    def matrix(self) -> FloatArray:
+        """R_anc, item-major: shape (items, anchor queries)."""
+        return self.anchors.matrix
+
+    @property
+    def version(self) -> int:
+        """The version of the folder; 1 as it was built, or in memory."""
+        return self.anchors.version if isinstance(self.anchors, IndexFolder) else 1
+
+    @property
+    def first_stages(self) -> tuple[str, ...]:
+        """Names that `first=` accepts."""
+        return self.snapshot.first_stages
+
+    @property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """What this index is tuned for, by k and budget."""
+        return self.snapshot.tunings
+
+    def first_stage(self, name: str) -> Placed:
+        """The first stage of this name, opened at its first use."""
+        return self.snapshot.first_stage(name)
+
+    def save(self, path: str | Path) -> None:
+        """Write this index to a new folder, with the first stages that can be saved."""
+        self.snapshot.save(Path(path), card=self.card)
+
+    def with_scorer(self, wrap: Callable[[Scorer], Scorer]) -> AnchorIndex:
+        """The same index with the scorer `wrap(scorer)`, made at its first use; all else is shared."""
+        other = copy.copy(self)
+        other._scorer = lambda: (wrap(self.scorer), self.drift)
+        if self.learning is not None:
+            self.learning.follow(other)
+        return other
+
+    def learn(self, every: int, **options: Any) -> None:
+        """Refresh this index from its log after every `every` searches, in the background; as `load(learn_every=…)`.
+
+        - `limit`: the largest number of anchor queries from the log, 500 by default; each takes memory.
+        """
+        if self._log is None:
+            raise InputError("An index learns from the searches in its log. Open it with one: load(path, log=…).")
+        self.learning = named(LEARNING)(self, self._log, every=every, **options)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __repr__(self) -> str:
+        where = f" at {str(self.path)!r}" if self.path else ""
+        return f"AnchorIndex({len(self.items)} items × {len(self.anchor_queries)} anchor queries{where})"
+
+    def __enter__(self) -> AnchorIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _searching(self, plan: Plan) -> Iterator[list[Hits]]:
+        """Collects the hits of a search, and logs them at its end, even if it was cancelled."""
+        answers: list[Hits] = []
+        try:
+            yield answers
+        except Exception as error:
+            answers[:] = getattr(error, "hits", ()) or answers
+            # A scorer that is closed in mid-call may raise anything.
+            if self._snapshot is None and not isinstance(error, InputError):
+                closed = ScorerFailed(
+                    "This index was closed while the search was under way. Close it when all searches have ended."
+                )
+                closed.hits = tuple(answers)
+                raise closed from error
+            raise
+        finally:
+            if self._log is not None and plan.purse.calls:
+                n_logged = self._log.add(answers, items=plan.items, card=plan.scorer.card)
+                if self.learning is not None:
+                    self.learning.note(n_logged)
+
+
+def _each(asked: Sequence[Query], answers: Sequence[Hits]) -> list[Hits]:
+    """The answer to each query, of which equal ones were searched once."""
+    found = {hits.query: hits for hits in answers}
+    return [replace(found[query]) for query in asked]

@@ -1,0 +1,160 @@
+"""Items in memory: what the first stage finds among them, and the searches that begin there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import BoolArray, IntArray, KeyArray
+from adacur.errors import BudgetError
+from adacur.first_stages import Placed
+from adacur.model.rank_slopes import RANKS_THAT_COUNT
+from adacur.protocols import Ranking
+from adacur.records import Query
+from adacur.search.asktell import NONE, QueryBatch
+from adacur.search.candidates import CandidatesInMemory
+from adacur.search.device_search import batch_on_device, chooses_on_device
+from adacur.search.filters import Filter, allowed_by
+from adacur.search.finish import Documents
+from adacur.search.fusion import listed_by
+from adacur.search.plan import Plan
+from adacur.seeds import stream_key
+
+# Predictions of queries that move together.
+_PREDICTIONS_AT_ONCE = 50_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InMemory:
+    """The items of an index.
+
+    - `pool`: only the first stage's best N may be scored;
+    - `filter`: only items that pass it;
+    - `first_weight`: how much the first stage raises predictions;
+    - `keys`: the items' random keys, where they are stored and need not be made from the ids.
+    """
+
+    pool: int | None = None
+    filter: Filter | None = None
+    first_weight: float = 0.0
+    keys: KeyArray | None = None
+
+    def open(self, plan: Plan, k: int) -> OpenMemory:
+        """Ready for searches of this plan."""
+        check_pool(self.pool, k)
+        return OpenMemory(self, plan, k)
+
+    def keys_of(self, plan: Plan) -> KeyArray:
+        """The random keys of a plan's items."""
+        return plan.items.keys if self.keys is None else self.keys
+
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "pool": self.pool,
+            "filtered": self.filter is not None,
+            "first_weight": self.first_weight,
+            "engine": None,
+        }
+
+
+def check_pool(pool: int | None, k: int) -> None:
+    """Refuse a pool that cannot hold the hits."""
+    if pool is not None and pool < k:
+        raise BudgetError(f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={pool}.")
+
+
+def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
+    """The candidates of several queries, given what the first stage found; only the `allowed` may be scored."""
+    place = plan.candidates
+    assert isinstance(place, InMemory)
+    keys, weight = place.keys_of(plan), place.first_weight
+    return [CandidatesInMemory(allowed.copy(), keys, some, weight) for some in found]
+
+
+class OpenMemory:
+    """Begins searches among the items of an index."""
+
+    by_position = True
+
+    def __init__(self, place: InMemory, plan: Plan, k: int) -> None:
+        self._place, self._plan, self._k = place, plan, k
+        n_items = len(plan.items)
+        # A broadcast value takes no memory.
+        self._allowed: BoolArray = np.broadcast_to(np.True_, n_items)
+        if place.filter is not None:
+            self._allowed = allowed_by(place.filter, plan.items)
+        self._n_allowed = n_items if place.filter is None else int(np.count_nonzero(self._allowed))
+
+    @property
+    def together(self) -> int:
+        return min(self._plan.together, _PREDICTIONS_AT_ONCE // len(self._plan.items))
+
+    def begin(self, queries: Sequence[Query]) -> QueryBatch:
+        """Ask the first stage, and begin a search of each query."""
+        plan, place = self._plan, self._place
+        found, answers, lists = self._found(queries)
+        approximation = None if plan.model is None else plan.model.begin(queries, lists)
+        needs_scores = plan.listed or not plan.purse.calls
+        listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
+        if place.pool is None and chooses_on_device(plan, approximation):
+            return batch_on_device(
+                plan,
+                queries,
+                self._k,
+                found=found,
+                listed=listed,
+                allowed=self._allowed,
+                n_allowed=self._n_allowed,
+                keys=place.keys_of(plan),
+                first_weight=place.first_weight,
+                approximation=approximation,
+            )
+        candidates = in_memory(plan, found, self._allowed)
+        if place.pool is not None:
+            for query, some in zip(queries, candidates, strict=True):
+                some.confine(place.pool, stream=stream_key(plan.seed, "pool", query.id))
+        return QueryBatch(plan, queries, self._k, candidates=candidates, listed=listed, approximation=approximation)
+
+    def gave_up(self, error: Exception) -> str | None:
+        """Nothing here fails for later queries alone."""
+        return None
+
+    def _found(self, queries: Sequence[Query]) -> tuple[list[IntArray], list[Ranking], list[list[IntArray]]]:
+        """The first stage's best allowed positions per query, best first, as many as a search needs.
+
+        Also its answers, and the answers of each of the stages that it joins, as positions.
+        """
+        plan, allowed = self._plan, self._allowed
+        if not isinstance(plan.first, Placed):
+            return [NONE for _ in queries], [], []
+        calls = plan.purse.calls
+        n = self._place.pool or (plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed))
+        if self._place.first_weight:
+            n = max(n, min(RANKS_THAT_COUNT, self._n_allowed))
+        n = max(n, min(plan.listed, self._n_allowed))
+        # Ranks are among all items, filtered or not.
+        depth = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n
+        # Where nothing is scored, these are the hits, of which the best passage of a document counts.
+        steps = plan.finish if not calls else ()
+        documents = next((step.numbers for step in steps if isinstance(step, Documents)), None)
+
+        def is_short(answer: Ranking, positions: IntArray) -> bool:
+            n_found = len(positions) if documents is None else len(np.unique(documents[positions]))
+            return n_found < n and len(answer.positions) >= depth
+
+        found: dict[int, tuple[Ranking, list[IntArray], IntArray]] = {}
+        left: Sequence[int] = range(len(queries))
+        while left:
+            some = zip(left, *plan.first.search_parts([queries[at] for at in left], depth), strict=True)
+            found |= {at: (answer, lists, answer.positions[allowed[answer.positions]]) for at, answer, lists in some}
+            if depth >= len(allowed):
+                break
+            # The filter leaves these too few, or they are passages of too few documents: only they ask for more, or an
+            # answer would depend on its neighbours.
+            left = [at for at in left if is_short(found[at][0], found[at][2])]
+            depth = min(4 * depth, len(allowed))
+        answers, lists, positions = zip(*(found[at] for at in range(len(queries))), strict=True)
+        return list(positions), list(answers), list(lists)

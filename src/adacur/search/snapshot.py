@@ -1,0 +1,392 @@
+"""One version of an index, with its first stages and models: what plans are made from."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from adacur.arrays import BoolArray, IntArray
+from adacur.errors import InputError, UnknownName
+from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
+from adacur.first_stages.joined import SEPARATOR
+from adacur.model import EmbeddingRegression, GaussianModel
+from adacur.model.rank_slopes import RankSlopes
+from adacur.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
+from adacur.records import ItemList, document_numbers
+from adacur.search.filters import Filter
+from adacur.search.finish import Documents
+from adacur.search.index_stages import learned_slopes, save_first_stage
+from adacur.search.methods import METHODS, First, Method
+from adacur.search.places import InMemory
+from adacur.search.relevance import Relevance, read_relevance
+from adacur.search.single_values import USUAL_CALLS
+from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
+from adacur.spelling import did_you_mean
+from adacur.store import Drift, IndexFolder, save_table
+from adacur.store.build_blocks import remembering
+from adacur.store.compressed import is_compressed, read_features
+
+_Value = TypeVar("_Value")
+# Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
+# whatever the index has; random needs nothing.
+_PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
+_FARTHEST = math.log(REACH) + 1e-9
+# The first stages that know words alone, and their weight in the order beside a reranker (docs/design/witness.md).
+_WORDS, _BESIDE_WORDS = ("bm25", "words"), 0.5
+
+
+def weight_beside(first: str) -> float:
+    """The weight of a first stage in the order beside a scorer that is one witness."""
+    return _BESIDE_WORDS if first in _WORDS else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """How to open the scorer and the first stages of another version of an index."""
+
+    scorer: Callable[[IndexFolder], tuple[Scorer, Drift | None]]
+    first: Callable[[IndexFolder], Mapping[str, Callable[[], FirstStage]]]
+
+
+def _cached(make: Callable[[Any], _Value]) -> Callable[[Any], _Value]:
+    """A method of a snapshot that runs at its first call; its value is cached, None too."""
+
+    @functools.wraps(make)
+    def method(snapshot: Snapshot) -> _Value:
+        with snapshot._lock:
+            if make.__name__ not in snapshot._cache:
+                snapshot._cache[make.__name__] = make(snapshot)
+            value: _Value = snapshot._cache[make.__name__]
+            return value
+
+    return method
+
+
+class Snapshot:
+    """Anchor scores and first stages of one version; models and tunings are made or read at their first use, once.
+
+    - `first`: first stages by name, or functions that open them;
+    - `home`: the folder of this version with its tunings and compressed features, where there is one;
+    - `device`: where "gaussian" searches predict, by torch's name.
+
+    A search stays on the snapshot that it began on, whatever becomes of the index.
+    """
+
+    def __init__(
+        self,
+        anchors: AnchorScores,
+        *,
+        first: Mapping[str, Any] | None = None,
+        home: Path | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.anchors = anchors
+        self.home = anchors.home if isinstance(anchors, IndexFolder) else home
+        self._first = dict(first or {})
+        self._device = device
+        # Entered again by a model that needs a first stage.
+        self._lock = threading.RLock()
+        # Taken before the other, never after it. Learning asks a first stage, which may take long; searches go on.
+        self._learning = threading.RLock()
+        self._cache: dict[str, Any] = {}
+        # By the stage itself, since one that is passed to a search is placed anew each time.
+        self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
+        self._joined: dict[str, Placed] = {}
+
+    def close(self) -> None:
+        """Close what was opened for this version."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the items are here, by position, and not in a vector engine."""
+        return True
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that it can be searched by."""
+        there = {"anchors": bool(self.anchors.anchor_queries), "vectors": "dense" in self._first}
+        return tuple(
+            name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
+        )
+
+    def place(self, *, pool: int | None, filter: Filter | None) -> Any:  # noqa: A002
+        """Where the items of a search are."""
+        return InMemory(pool, filter)
+
+    def check(self, method: Method, filter_: Filter | None) -> None:
+        """Refuse what cannot be done where the items are: in memory, nothing is refused."""
+
+    @property
+    def named_stages(self) -> tuple[str, ...]:
+        """The first stages that this version has."""
+        return tuple(self._first)
+
+    @property
+    def first_stages(self) -> tuple[str, ...]:
+        """Names that `first=` accepts; others join some of them, such as "bm25+dense"."""
+        return (*self._first, *((self.all_joined,) if self.all_joined else ()), "random")
+
+    @property
+    def all_joined(self) -> str | None:
+        """The name of all first stages together, where there are several."""
+        return SEPARATOR.join(sorted(self._first)) if len(self._first) > 1 else None
+
+    @property
+    def default_first(self) -> str:
+        """The first stage that searches start from where none is named and no tuning has chosen one."""
+        return next((name for name in (*_PREFERRED_FIRST, *self._first) if self._has(name)), "random")
+
+    @property
+    def default_method(self) -> str:
+        """The method of searches where none is named: "rerank" where there is nothing to predict from."""
+        return "gaussian" if self.anchors.anchor_queries or "dense" in self._first else "rerank"
+
+    def stage(self, first: str | AnyStage | None) -> Any:
+        """A first stage by name, or the object placed here; the default for None. None for a random start."""
+        if first is None:
+            first = self.default_first
+        if not isinstance(first, str):
+            return placed(first, self.anchors.items)
+        # A search without candidates draws its own at random.
+        return None if first == "random" and "random" not in self._first else self.first_stage(first)
+
+    def first_stage(self, name: str) -> Placed:
+        """The first stage of this name, opened when first used."""
+        if joined := self._joined_stages(name):
+            return joined
+        with self._lock:
+            if name not in self._first:
+                raise UnknownName(
+                    f"This index has no first stage {name!r}.{did_you_mean(name, self.first_stages)} It has: "
+                    f"{', '.join(self.first_stages)}. Others are chosen when the index is built. Unless it was changed "
+                    "since, the same `adacur build` with them named as well (--first bm25,dense) adds them, and no "
+                    "anchor query is scored again."
+                )
+            entry = self._first[name]
+            if not isinstance(entry, Retriever):
+                entry = entry()
+            source = entry.source if isinstance(entry, Placed) else entry
+            if self._device is not None and isinstance(source, Dense) and not source.is_on_device:
+                source.search_on(self._device)
+            if not isinstance(entry, Placed) or entry.items is not self.anchors.items or entry.name != name:
+                entry = Placed(source, self.anchors.items, name=name)
+            self._first[name] = entry
+            return entry
+
+    def opened_stages(self) -> dict[str, Any]:
+        """The first stages that are open, by name, for another version with the same items."""
+        with self._lock:
+            return {name: stage for name, stage in self._first.items() if isinstance(stage, Retriever)}
+
+    def _joined_stages(self, name: str) -> Placed | None:
+        """The first stages that a name such as "bm25+dense" joins, as one; None for other names."""
+        parts = sorted(name.split(SEPARATOR))
+        if name in self._first or len(parts) < 2 or len(set(parts)) < len(parts) or not set(parts) <= set(self._first):
+            return None
+        with self._lock:
+            # Sorted, since a tuning knows them by one name.
+            name = SEPARATOR.join(parts)
+            if name not in self._joined:
+                self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
+            return self._joined[name]
+
+    def documents(self) -> tuple[Documents, ...]:
+        """The step that lets k count documents, where items are passages."""
+        numbers = self._document_numbers()
+        return () if numbers is None else (Documents(numbers),)
+
+    @_cached
+    def _document_numbers(self) -> IntArray | None:
+        anchors = self.anchors
+        if isinstance(anchors.items, ItemList):
+            return anchors.items.documents
+        if not isinstance(anchors, IndexFolder) or not anchors.manifest.documents:
+            return None
+        return document_numbers(anchors.items)
+
+    def item_vectors(self) -> Vectors | None:
+        """The item vectors of the dense first stage, where there is one that has them all."""
+        return self.first_stage("dense").vectors() if "dense" in self._first else None
+
+    @_cached
+    def gaussian_model(self) -> GaussianModel:
+        """The Gaussian of the anchor scores and item vectors: from compressed features where there are any."""
+        if not self.is_compressed or self.home is None:
+            return self.uncompressed_model(device=self._device)
+        vectors, features = self.item_vectors(), read_features(self.home, self.anchors)
+        embed_queries = vectors.embed_queries if vectors else None
+        return GaussianModel(embed_queries=embed_queries, features=features, device=self._device)
+
+    def rank_slopes(self, first: Any) -> RankSlopes | None:
+        """How scores depend on the ranks of this first stage, learned from anchor queries; None without either."""
+        if first is None or not self.anchors.anchor_queries:
+            return None
+        if (slopes := self._known_slopes(first)) is not None:
+            return slopes
+        with self._learning:
+            # Another search may have learned them meanwhile.
+            if (slopes := self._known_slopes(first)) is None:
+                slopes = learned_slopes(self.gaussian_model(), self.anchors, first)
+                with suppress(TypeError):
+                    self._slopes[first.source] = slopes
+            return slopes
+
+    def _known_slopes(self, first: Placed) -> RankSlopes | None:
+        # Slopes of a stage that cannot be a weak key are learned anew for each search.
+        with suppress(TypeError):
+            return self._slopes.get(first.source)
+        return None
+
+    def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
+        """A Gaussian of the anchor scores themselves, compressed features or not."""
+        vectors = self.item_vectors()
+        if vectors is None:
+            return GaussianModel(device=device)
+        return GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries, device=device)
+
+    @_cached
+    def embedding_regression(self) -> EmbeddingRegression:
+        """The regression on the dense first stage's vectors; an error where there are none."""
+        vectors = self.item_vectors()
+        if vectors is None or vectors.embed_queries is None:
+            raise InputError(
+                "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
+                f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
+                "encoder, or pass approximator=EmbeddingRegression(…)."
+            )
+        # Both models share one copy; compressed features hold none.
+        shared = None if self.is_compressed else self.gaussian_model().embeddings
+        embeddings = vectors.all_rows() if shared is None else shared
+        return EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
+
+    def usual_fuse(self, card: ScorerCard | None, *, first: str) -> float:
+        """The first stage's weight in the order where no search and no judgement names one.
+
+        As the index remembers it; else 0 for a scorer that is the truth, and 1 for one that is a witness, half as much
+        beside words alone, which are the weaker witness.
+        """
+        remembered = self.anchors.manifest.fuse if isinstance(self.anchors, IndexFolder) else None
+        if remembered is not None or card is None or not card.is_witness:
+            return remembered or 0.0
+        return weight_beside(first)
+
+    @_cached
+    def relevance(self) -> Relevance | None:
+        """How to read the scores of this version: as stored with it, or from its anchor scores where that is quick."""
+        return read_relevance(self.home, self.anchors, compute=self.in_memory and not self.is_compressed)
+
+    def set_relevance(self, relevance: Relevance) -> None:
+        """Read the scores of this version like this from now on."""
+        with self._lock:
+            self._cache["relevance"] = relevance
+
+    @property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """What this version is tuned for, by k and budget."""
+        return self._tunings()
+
+    @tunings.setter
+    def tunings(self, tunings: tuple[Tuning, ...]) -> None:
+        with self._lock:
+            self._cache["_tunings"] = tunings
+
+    @_cached
+    def _tunings(self) -> tuple[Tuning, ...]:
+        return () if self.home is None else read_tunings(self.home, anchor_queries=self.anchors.anchor_queries)
+
+    def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
+        """The tuning for about this k and budget from this first stage, the nearest; None where there is none."""
+        return next((tuning for tuning in self._near(k, budget) if tuning.first == first), None)
+
+    def chosen_first(self, *, k: int, budget: int, method: str) -> str:
+        """The first stage that a search starts from where none is named: as tuned for about this k and budget."""
+        near = (tuning.first_of(method) for tuning in self._near(k, budget))
+        return next((first for first in near if first is not None and self._has(first)), self.default_first)
+
+    def usual_calls(self, k: int, *, method: str) -> int:
+        """The budget of a search that names none: the one that judgements chose for about this k, at most the usual.
+
+        A folder may come from anybody: it can lower the cost of a search, and not raise it.
+        """
+        judged = [tuning for tuning in self.tunings if tuning.judged and method in JUDGED_METHODS]
+        near = [one for one in judged if abs(math.log(one.k / k)) <= _FARTHEST]
+        chosen = min(near, key=lambda one: abs(math.log(one.k / k))).budget if near else USUAL_CALLS
+        return min(max(k, chosen), USUAL_CALLS)
+
+    def tuned_start(
+        self, start: First, fuse: float | None, *, k: int, budget: int, method: str
+    ) -> tuple[First, float | None, tuple[str, ...]]:
+        """The start of a search and `fuse`, filled in from the tuning where they are open, and the names of these.
+
+        Judgements choose `fuse` and `pool` for one first stage, and no other uses them.
+        """
+        taken: tuple[str, ...] = ()
+        if start.stage is None:
+            start = replace(start, stage=self.chosen_first(k=k, budget=budget, method=method))
+            taken = ("first",) if start.stage != self.default_first else ()
+        if not isinstance(start.stage, str) or method not in JUDGED_METHODS:
+            return start, fuse, taken
+        stage = self.stage(start.stage)
+        tuning = self.tuned(k=k, budget=budget, first=stage.name if stage else None)
+        if tuning is None or tuning.judged is None:
+            return start, fuse, taken
+        if fuse is None:
+            fuse, taken = tuning.judged.fuse, (*taken, "fuse")
+        if start.pool is None and tuning.judged.pool and method != "rerank":
+            # In the same proportion to the budget as when it was chosen.
+            pool = min(len(self.anchors.items), max(k, round(tuning.judged.pool * budget / tuning.budget)))
+            start, taken = replace(start, pool=pool), (*taken, "pool")
+        return start, fuse, taken
+
+    def _near(self, k: int, budget: int) -> list[Tuning]:
+        """The tunings whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.
+
+        A tuning by judgements also serves the budgets between the one that it chose and the largest that it tried.
+        """
+        near = []
+        for tuning in self.tunings:
+            largest = tuning.judged.largest if tuning.judged else tuning.budget
+            nearest = min(max(budget, tuning.budget), largest)
+            apart = abs(math.log(tuning.k / k)), abs(math.log(nearest / budget))
+            if tuning.n_queries and max(apart) <= _FARTHEST:
+                near.append((sum(apart), tuning))
+        return [tuning for _, tuning in sorted(near, key=lambda one: one[0])]
+
+    def _has(self, first: str) -> bool:
+        return first in self._first or set(first.split(SEPARATOR)) <= set(self._first)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the folder holds compressed features."""
+        return self.home is not None and is_compressed(self.home)
+
+    def exact_cells(self) -> BoolArray | None:
+        """Which scores (items, anchor queries) the scorer gave and were not predicted; None where it gave all."""
+        return self.anchors.exact_cells() if isinstance(self.anchors, IndexFolder) else None
+
+    def save(self, path: Path, *, card: ScorerCard | None) -> None:
+        """Write this version to a new folder, with the first stages that can be saved."""
+        cells = self.exact_cells()
+        if cells is not None and not cells.all():
+            # In a new folder, predicted scores would be taken for the scorer's.
+            raise InputError(f"Some scores of this index are predicted; copy its folder {self.home} instead.")
+        folder = save_table(self.anchors, path, card=card)
+        if isinstance(self.anchors, IndexFolder) and self.anchors.manifest.fuse is not None:
+            remembering(folder, fuse=self.anchors.manifest.fuse)
+        for name in self._first:
+            stage = self.first_stage(name).stage
+            if stage is not None and stage.name in FIRST_STAGES:
+                save_first_stage(stage, path, name=name)
+
+    def reread(self) -> None:
+        """Drop all caches, because the folder has been written to."""
+        with self._learning, self._lock:
+            self._cache.clear()
+            self._slopes.clear()

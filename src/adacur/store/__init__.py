@@ -1,0 +1,53 @@
+"""Anchor scores at rest: build, resume, change, verify; and the probes that recognise a scorer.
+
+Where to change what: `build_blocks` scores block by block (`source` compares with what a folder holds, `workers` says
+where, `estimate` what it costs, `progress` reports). On disk: `manifest`, `database` and `items` (SQLite), `blocks`
+(Zarr), `compressed` (features), `writing` (locks, atomic writes). `folder` opens a version, `versions` puts one
+together from parts, and deletes old ones, `updates` makes a new one.
+"""
+
+from __future__ import annotations
+
+from adacur.store.anchor_table import AnchorTable
+from adacur.store.build_blocks import build_scores, save_table
+from adacur.store.estimate import Estimate, estimate
+from adacur.store.folder import IndexFolder, build_status, first_stage_folders, is_finished
+from adacur.store.manifest import Manifest, Origin, home_of, read_manifest, write_manifest
+from adacur.store.probes import Drift, DriftWarning, check_scorer, drift_now
+from adacur.store.progress import Progress, ScoringBar
+from adacur.store.updates import Update, updating
+from adacur.store.verify import verify
+from adacur.store.versions import COMPRESSED, prune
+from adacur.store.workers import On
+from adacur.store.writing import locked, write_checksums
+
+__all__ = [
+    "COMPRESSED",
+    "AnchorTable",
+    "Drift",
+    "DriftWarning",
+    "Estimate",
+    "IndexFolder",
+    "Manifest",
+    "On",
+    "Origin",
+    "Progress",
+    "ScoringBar",
+    "Update",
+    "build_scores",
+    "build_status",
+    "check_scorer",
+    "drift_now",
+    "estimate",
+    "first_stage_folders",
+    "home_of",
+    "is_finished",
+    "locked",
+    "prune",
+    "read_manifest",
+    "save_table",
+    "updating",
+    "verify",
+    "write_checksums",
+    "write_manifest",
+]

@@ -1,0 +1,241 @@
+"""The SQLite database of an index folder: items, anchor queries and the record of finished blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from adacur.as_json import as_json
+from adacur.errors import DamagedIndex, DuplicateId, EmptyInput, IndexFolderError, IndexLocked, InputError
+from adacur.records import Item, Query, repeats
+from adacur.store.manifest import Manifest
+from adacur.store.writing import is_full
+
+DATABASE = "items.sqlite"
+# With what SQLite keeps beside it while it is written.
+DATABASE_FILES = tuple(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))
+# Errors of a place rather than of what is written there.
+_NOT_HERE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
+_DEEPEST = 100
+# How a rollback journal ends that belongs to several databases; adacur writes none.
+_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+_SCHEMA = (
+    "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
+    "metadata TEXT NOT NULL)",
+    "CREATE TABLE anchors (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL)",
+    "CREATE TABLE blocks (block INTEGER PRIMARY KEY, digest TEXT NOT NULL, pairs INTEGER NOT NULL, "
+    "seconds REAL NOT NULL)",
+)
+
+
+def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
+    """A connection to a folder's database: without implicit transactions; the caller closes it."""
+    if _check_journal(folder) and not writable and (folder / DATABASE).exists():
+        # What a killed writer began is undone, which SQLite does for writers only.
+        connect(folder, writable=True).close()
+    uri = f"{(folder / DATABASE).resolve().as_uri()}?mode={'rwc' if writable else 'ro'}"
+    with reading(folder):
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            # A block that is recorded must survive a power cut, since its record is what a resumed build trusts.
+            connection.execute("PRAGMA synchronous = FULL")
+            _check_schema(connection, folder)
+        except (sqlite3.Error, DamagedIndex):
+            connection.close()
+            raise
+        return connection
+
+
+def _check_journal(folder: Path) -> bool:
+    """Whether there is a journal. One that names another file is refused: SQLite would delete that file with it."""
+    try:
+        with (folder / f"{DATABASE}-journal").open("rb") as journal:
+            journal.seek(max(0, journal.seek(0, 2) - len(_SUPER_JOURNAL)))
+            if journal.read() == _SUPER_JOURNAL:
+                raise damaged(folder, "its journal names another file")
+            return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise damaged(folder, f"its journal cannot be read ({error})") from error
+
+
+def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:
+    """Refuse tables that are not as they were made: a look-up would run the SQL of a view or a trigger."""
+    tables = connection.execute("SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    if foreign := [sql for kind, sql in tables if kind != "table" or sql not in _SCHEMA]:
+        raise damaged(folder, f"it was not made by adacur: {str(foreign[0])[:80]!r}")
+
+
+def check_room(folder: Path, manifest: Manifest) -> None:
+    """Refuse counts that the database has no room for, before memory is taken for them."""
+    try:
+        size = (folder / DATABASE).stat().st_size
+    except OSError as error:
+        raise damaged(folder, str(error)) from error
+    if max(manifest.n_items, manifest.n_anchors) > size:
+        raise damaged(
+            folder,
+            f"its {size} bytes cannot hold {manifest.n_items} items and {manifest.n_anchors} anchor queries, as the "
+            "manifest says",
+        )
+
+
+def damaged(folder: Path, what: str) -> DamagedIndex:
+    """The error for a database that cannot be read."""
+    return DamagedIndex(
+        f"{folder / DATABASE} cannot be read: {what}. Restore it from a copy, and keep the folder: the scores lie in "
+        "scores.zarr, and `adacur index verify` tells which of them are whole."
+    )
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Report a database that is damaged, or that cannot be read as things are, as such."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if is_full(error):
+            raise
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise IndexLocked(f"Another process is writing to {folder / DATABASE}. Try again in a moment.") from error
+        if code in _NOT_HERE and (folder / DATABASE).exists():
+            raise IndexFolderError(
+                f"{folder / DATABASE} cannot be read here ({error}). Nothing is lost: check its permissions and its "
+                "disk. If its writer was killed, open it once where it can be written to, such as in a copy of the "
+                "folder: that undoes what was begun."
+            ) from error
+        raise damaged(folder, str(error)) from error
+
+
+def load(
+    connection: sqlite3.Connection, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], object]
+) -> tuple[int, str, str, str]:
+    """Stream items and anchors into an empty database in one transaction; returns their count and the digests of the
+    items' ids and texts, of their metadata, and of the anchors.
+    """
+    digest, metadata_digest = _fresh_digest(), _fresh_digest()
+    count = 0
+    latest = ""
+
+    def rows() -> Iterator[tuple[int, str, str, str]]:
+        nonlocal count, latest
+        for item in items:
+            check(item)
+            latest = item.id
+            digest.update(_framed(item.id, item.text))
+            metadata = metadata_as_json(item)
+            metadata_digest.update(_framed(item.id, metadata))
+            yield count, item.id, item.text, metadata
+            count += 1
+
+    connection.execute("BEGIN")
+    try:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        try:
+            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows())
+        except sqlite3.IntegrityError:
+            again = repeats(item.id for item in items) if isinstance(items, Sequence) else f"{latest!r} occurs"
+            raise DuplicateId(f"Item ids must be unique; {again} more than once.") from None
+        if not count:
+            raise EmptyInput("There are no items. Give at least one.")
+        connection.executemany(
+            "INSERT INTO anchors VALUES (?, ?, ?)",
+            ((position, query.id, query.text) for position, query in enumerate(anchors)),
+        )
+        connection.execute("COMMIT")
+    finally:
+        # SQLite rolls back on some errors by itself, a full disk among them.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    # Only now: in one large transaction a write-ahead log would hold a second copy of the collection.
+    connection.execute("PRAGMA journal_mode = WAL")
+    anchors_digest = digest_texts((query.id, query.text) for query in anchors)
+    return count, digest.hexdigest(), metadata_digest.hexdigest(), anchors_digest
+
+
+def count_documents(connection: sqlite3.Connection) -> int | None:
+    """How many documents the items belong to; None where no item names one."""
+    named = "CASE WHEN json_type(metadata, '$.document') = 'text' THEN nullif(metadata ->> '$.document', '') END"
+    documents, n_named = connection.execute(
+        f"SELECT count(DISTINCT coalesce({named}, id)), count({named}) FROM items"
+    ).fetchone()
+    return int(documents) if n_named else None
+
+
+def seal(connection: sqlite3.Connection) -> None:
+    """Fold the write-ahead log into the database, so that a finished folder can be read from read-only media."""
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as error:
+        # Another process is reading; the log stays and is folded in when the last connection closes.
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+
+
+def read_texts(
+    connection: sqlite3.Connection, table: str, *, folder: Path, column: str = "text"
+) -> Iterator[tuple[str, str]]:
+    """(id, text) of "items" or "anchors", by position, one at a time; or another column in place of the text."""
+    with reading(folder):
+        # One by one: `yield from` would close the cursor of a reader that stops early, perhaps after its connection.
+        for id_, text in connection.execute(f"SELECT id, {column} FROM {table} ORDER BY position"):
+            if not (isinstance(id_, str) and isinstance(text, str)):
+                kinds = f"{type(id_).__name__} and {type(text).__name__}"
+                raise damaged(folder, f"id and {column} of {id_!r} in {table} are {kinds}, not str")
+            yield id_, text
+
+
+def digest_texts(texts: Iterable[tuple[str, str]]) -> str:
+    """A digest of ids and texts in their order."""
+    digest = _fresh_digest()
+    for id_, text in texts:
+        digest.update(_framed(id_, text))
+    return str(digest.hexdigest())
+
+
+def digest_items(items: Iterable[Item]) -> str:
+    """A digest of ids, texts and metadata in their order."""
+    return digest_texts(part for item in items for part in ((item.id, item.text), ("metadata", metadata_as_json(item))))
+
+
+def _fresh_digest() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _framed(id_: str, text: str) -> bytes:
+    """Both parts with their lengths: ("ab", "c") and ("a", "bc") must differ."""
+    parts = (id_.encode(), text.encode())
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def metadata_as_json(item: Item) -> str:
+    """An item's metadata as it is stored; anything but JSON is refused. NaN, which JSON has not, becomes null."""
+    try:
+        text = json.dumps(dict(item.metadata))
+        if "NaN" in text or "Infinity" in text:
+            text = json.dumps(as_json(json.loads(text)))
+        metadata_of(text)
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"Metadata must be JSON; that of item {item.id!r} is not: {error}") from error
+
+
+def metadata_of(text: str) -> Any:
+    """Metadata as they are stored; a ValueError where they are nested so deeply that others could not walk them."""
+    value = json.loads(text)
+    layer = [value] if text.count("[") + text.count("{") > _DEEPEST else []
+    for _ in range(_DEEPEST):
+        layer = [
+            one for of in layer for one in (of.values() if isinstance(of, dict) else of if isinstance(of, list) else ())
+        ]
+    if layer:
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    return value

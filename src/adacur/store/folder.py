@@ -1,0 +1,218 @@
+"""A finished index folder, opened."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from adacur.arrays import BoolArray, FloatArray
+from adacur.errors import DamagedIndex, IncompleteIndex
+from adacur.records import Query
+from adacur.store.blocks import ScoreBlocks
+from adacur.store.database import DATABASE, check_room, connect, read_texts, reading
+from adacur.store.items import PartItems, StoredItems
+from adacur.store.manifest import CONTINUE, MANIFEST, Manifest, read_manifest
+from adacur.store.versions import (
+    READERS,
+    Part,
+    Reading,
+    exact_anchors,
+    exact_cells,
+    hold_version,
+    live_blocks,
+    n_exact_cells,
+    places_of,
+    read_parts,
+)
+from adacur.store.writing import LOCK, folder_at
+
+_PARTS_KEPT_OPEN = 32
+
+
+@dataclass(eq=False, repr=False)
+class IndexFolder:
+    """Items, anchor queries and anchor scores of one version, which stays as it is when the index changes.
+
+    `home` is where the version keeps its first stages, tunings and compressed features; `parts` are the folders that
+    hold its items and scores, none where the index is as its build left it.
+    """
+
+    path: Path
+    home: Path
+    manifest: Manifest
+    items: StoredItems | PartItems
+    anchor_queries: tuple[Query, ...]
+    held: Reading | None
+    parts: Sequence[Part] = ()
+    _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _matrix: FloatArray | None = field(default=None, init=False)
+
+    @classmethod
+    def open(cls, path: str | Path) -> IndexFolder:
+        """Open a folder without reading scores; an unfinished index is refused."""
+        folder = folder_at(path)
+        if (folder / LOCK).exists() and not (folder / MANIFEST).exists():
+            raise IncompleteIndex(
+                f"The build of {folder} stopped before its first block. Run the same build again to start over."
+            )
+        home, manifest, held = hold_version(folder)
+        if manifest.parts:
+            return cls.of_parts(folder, read_parts(folder, home, manifest), manifest=manifest, home=home, held=held)
+        with contextlib.closing(connect(folder)) as connection, reading(folder):
+            if manifest.status != "complete":
+                done = connection.execute("SELECT count(*) FROM blocks").fetchone()[0]
+                raise IncompleteIndex(
+                    f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
+                )
+        check_room(folder, manifest)
+        items, anchors = StoredItems(folder), _anchors_of(folder)
+        _check_counts(folder, manifest, n_items=len(items), n_anchors=len(anchors))
+        return cls(folder, home, manifest, items, anchors, held)
+
+    @classmethod
+    def of_parts(
+        cls, path: Path, parts: Sequence[Part], *, manifest: Manifest, home: Path, held: Reading | None = None
+    ) -> IndexFolder:
+        """A version that is made of these parts, which tile its scores."""
+        anchors: dict[int, Query] = {}
+        stores: list[StoredItems] = []
+        rows = []
+        seen = np.zeros(manifest.n_items, dtype=np.bool_)
+        for part in parts:
+            # Parts are never written to again, so handles need not stay open; a process has some thousand of them.
+            store = StoredItems(part.folder, keep_open=len(parts) <= _PARTS_KEPT_OPEN)
+            texts = _anchors_of(part.folder)
+            _check_counts(part.folder, part.manifest, n_items=len(store), n_anchors=len(texts))
+            places = zip(part.columns.tolist(), texts, strict=True)
+            anchors |= {column: query for column, query in places if column >= 0}
+            # Parts that were added with anchor queries hold items that an earlier part has too.
+            positions = np.where((part.rows >= 0) & seen[part.rows], -1, part.rows)
+            live = positions[positions >= 0]
+            if len(live):
+                seen[live] = True
+                stores.append(store)
+                rows.append(positions)
+        if not seen.all() or len(anchors) != manifest.n_anchors:
+            raise DamagedIndex(
+                f"The parts of {home} lack an item or an anchor query of the version. Restore the folder from a copy."
+            )
+        queries = tuple(anchors[column] for column in range(manifest.n_anchors))
+        return cls(path, home, manifest, PartItems(stores, rows), queries, held, tuple(parts))
+
+    @property
+    def version(self) -> int:
+        """1 as the build left it, and one more with each change."""
+        return self.manifest.version
+
+    @property
+    def matrix(self) -> FloatArray:
+        """All scores in memory, (items, anchor queries), read once; float16 is widened to float32."""
+        # A cached_property would let several threads read the whole matrix at once, each into memory of its own.
+        with self._reading:
+            if self._matrix is None:
+                dtype = np.promote_types(self.manifest.dtype, np.float32)
+                self.check_chunks()
+                matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
+                for start, values in self.blocks():
+                    matrix[start : start + len(values)] = values
+                self._matrix = matrix
+            return self._matrix
+
+    def check_chunks(self) -> None:
+        """Refuse missing or truncated scores, before memory is allocated for all that the manifests count."""
+        for folder, manifest in [(part.folder, part.manifest) for part in self.parts] or [(self.path, self.manifest)]:
+            ScoreBlocks.open(folder, manifest).check_sizes()
+
+    def blocks(self) -> Iterator[tuple[int, FloatArray]]:
+        """All scores as stored, block by block: the position of the first item, and (items, anchor queries)."""
+        if not self.parts:
+            return iter(ScoreBlocks.open(self.path, self.manifest))
+        return live_blocks(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+
+    def exact_cells(self) -> BoolArray | None:
+        """Which scores the scorer gave, (items, anchor queries); None where none was predicted."""
+        return exact_cells(self._all_parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+
+    def exact_anchors(self) -> BoolArray:
+        """For each anchor query, whether the scorer gave all its scores. Read anew each time."""
+        return exact_anchors(self._all_parts, n_anchors=self.manifest.n_anchors)
+
+    @property
+    def n_exact(self) -> int:
+        """How many scores the scorer gave; the others were predicted. Read anew each time."""
+        return n_exact_cells(self._all_parts)
+
+    @property
+    def _all_parts(self) -> Sequence[Part]:
+        return self.parts or (Part.whole(self.path, ".", manifest=self.manifest),)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of scores on the disk, in all parts."""
+        return sum(part.manifest.n_blocks for part in self.parts) or self.manifest.n_blocks
+
+    def first_names(self) -> tuple[str, ...]:
+        """The first stages whose data lie in this folder, sorted."""
+        return tuple(folder.name for folder in first_stage_folders(self.home))
+
+    def release(self) -> None:
+        """Let the version be deleted once it is no longer the current one; nothing more may be read from this."""
+        if self.held is not None:
+            self.held.release()
+
+
+def first_stage_folders(path: Path) -> list[Path]:
+    """The folders of the first stages in an index or a version's home, sorted; a dot marks what is still written."""
+    return sorted(folder for folder in (path / "first").glob("[!.]*") if folder.is_dir())
+
+
+def is_finished(path: str | Path) -> bool:
+    """Whether a finished index lies there."""
+    return build_status(path) == "complete"
+
+
+def build_status(path: str | Path) -> str | None:
+    """ "building" or "complete"; None where no build has begun."""
+    return read_manifest(Path(path)).status if (Path(path) / MANIFEST).exists() else None
+
+
+def pairs_done(path: str | Path) -> int:
+    """How many pairs a build that was begun in a folder has scored."""
+    if build_status(path) is None:
+        return 0
+    with contextlib.closing(connect(Path(path))) as connection, reading(Path(path)):
+        return int(connection.execute("SELECT coalesce(sum(pairs), 0) FROM blocks").fetchone()[0])
+
+
+def version_files(index: IndexFolder) -> list[str]:
+    """The files that the opened version is made of, relative to the index, sorted.
+
+    A folder with these files and nothing else is the same index: there is no lock among them, nothing of other
+    versions, and nothing that is not part of an index.
+    """
+    root = index.path
+    places = [root / name for name in (MANIFEST, "pt_meta.json", *places_of(root, index.home))]
+    files = [file for place in places for file in (place.rglob("*") if place.is_dir() else (place,)) if file.is_file()]
+    names = [file.relative_to(root).as_posix() for file in files]
+    # Neither hidden, half written, a lock, nor what SQLite writes beside a database.
+    left_out = (".partial", LOCK, READERS, "-wal", "-shm", "-journal")
+    return sorted(name for name in names if not name.endswith(left_out) and "/." not in f"/{name}")
+
+
+def _anchors_of(folder: Path) -> tuple[Query, ...]:
+    with contextlib.closing(connect(folder)) as connection:
+        return tuple(Query(id=id_, text=text) for id_, text in read_texts(connection, "anchors", folder=folder))
+
+
+def _check_counts(folder: Path, manifest: Manifest, *, n_items: int, n_anchors: int) -> None:
+    expected = (manifest.n_items, manifest.n_anchors)
+    if (n_items, n_anchors) != expected:
+        raise DamagedIndex(
+            f"{folder / DATABASE} holds {n_items} items and {n_anchors} anchor queries; its manifest says "
+            f"{expected[0]} and {expected[1]}. Restore both from a copy, and keep the folder: its scores may be whole."
+        )

@@ -1,0 +1,495 @@
+"""Changing an index: a change is a new version, written beside the current one and switched to in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.errors import DuplicateId, EmptyInput, InputError, UnknownName
+from adacur.protocols import Items, Scorer, ScorerCard
+from adacur.records import Item, ItemList, Query, as_queries, check_item, check_texts, repeats
+from adacur.scores import check_grid
+from adacur.store.anchor_table import distinct_anchors
+from adacur.store.build_blocks import build_scores, note_cut, save_rows
+from adacur.store.database import digest_items, digest_texts, metadata_as_json
+from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
+from adacur.store.folder import IndexFolder
+from adacur.store.manifest import (
+    VERSIONS,
+    Manifest,
+    Probe,
+    keep_first_manifest,
+    point_to,
+    read_manifest,
+    write_manifest,
+)
+from adacur.store.probes import choose_probes, spread_probes
+from adacur.store.progress import ScoringBar
+from adacur.store.versions import (
+    AT_HOME,
+    PARTS,
+    READERS,
+    ROWS,
+    Part,
+    live_blocks,
+    prune_locked,
+    write_exact_cells,
+    write_parts,
+)
+from adacur.store.workers import On
+from adacur.store.writing import folder_at, full_disk_reported, locked, sync_path, sync_tree, write_checksums
+
+_IDS_SHOWN = 3
+_FEWEST_PROBES = 16
+
+WriteFirstStages = Callable[[Path, Items, Collection[str]], Sequence[str]]
+"""Writes the first stages of a version into its home, given its items and the ids that are new or have a new text; to
+their names."""
+
+
+@contextlib.contextmanager
+def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iterator[Update]:
+    """Hold an index against other writers and begin a change of it; what a crash left behind is removed first.
+
+    - on: where new pairs are scored.
+    - progress: show bars.
+    """
+    index = folder_at(path)
+    # Before locking, which would create a folder at a path where there is no index.
+    IndexFolder.open(index).release()
+    with locked(index):
+        prune_locked(index)
+        update = Update(IndexFolder.open(index), on=on, progress=progress)
+        safe = "the index is as it was, and scores that were paid for are stored"
+        try:
+            with full_disk_reported(index, lambda: safe, what="change"):
+                yield update
+        finally:
+            update.close()
+            prune_locked(index, unused_parts=update.compacted)
+
+
+class Update:
+    """A new version that is being made, by any number of changes; readers see nothing of it before `switch`."""
+
+    def __init__(self, current: IndexFolder, *, on: On = None, progress: bool = False) -> None:
+        self._current = current
+        self._on = on
+        self._progress = progress
+        self._index = current.path
+        self._parts = list(current.parts) or [Part.whole(current.path, ".")]
+        self._parts_before = self._parts
+        self._anchors = list(current.anchor_queries)
+        self._n_items = len(current.items)
+        self._items_changed = False
+        self._has_documents = current.manifest.documents is not None
+        self._new_ids: set[str] = set()
+        self._card = current.manifest.scorer
+        self._last_view: IndexFolder | None = current
+        # Scorer calls: for stored scores, to recognise the scorer, and to time it.
+        self.calls = self.recognising = self.timing = 0
+        self.compacted = False
+
+    @property
+    def current(self) -> IndexFolder:
+        """The version that is being changed."""
+        return self._current
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to switch to."""
+        return self.compacted or self._parts is not self._parts_before
+
+    @property
+    def n_items(self) -> int:
+        """How many items the new version has so far."""
+        return self._n_items
+
+    @property
+    def n_anchors(self) -> int:
+        """How many anchor queries the new version has so far."""
+        return len(self._anchors)
+
+    def check_new_items(self, items: Iterable[Item]) -> int:
+        """Refuse bad items, repeated ones, and ids that are in the index; how many items there are."""
+        ids: list[str] = []
+        for item in items:
+            check_item(item)
+            metadata_as_json(item)
+            ids.append(item.id)
+        if not ids:
+            raise EmptyInput("There are no items. Give at least one.")
+        if len(set(ids)) < len(ids):
+            raise DuplicateId(f"Item ids must be unique; {repeats(ids)} more than once.")
+        if known := list(self._view().items.known_positions(ids)):
+            raise DuplicateId(
+                f"Ids of new items must be new; already in {self._index}: {_shown(known)}. Use replace to change the "
+                "texts of items."
+            )
+        named = [item.document for item in items if item.document != item.id]
+        if self._has_documents or named:
+            there = self._documents() if self._has_documents else self._view().items.known_positions(named)
+            if split := sorted({item.document for item in items} & set(there)):
+                raise DuplicateId(
+                    f"All passages of a document must come together, and {self._index} has some of {_shown(split)} "
+                    "already. Replace a document with all its passages."
+                )
+        return len(ids)
+
+    def check_new_anchors(self, queries: Iterable[Query | str]) -> list[Query]:
+        """Refuse anchor queries that come twice or are in the index."""
+        new = list(distinct_anchors(as_queries(queries)))
+        there = {query.id for query in self._anchors}
+        if known := [query.id for query in new if query.id in there]:
+            raise DuplicateId(f"Ids of new anchor queries must be new; already in {self._index}: {_shown(known)}.")
+        return new
+
+    def add(self, items: Iterable[Item], *, scorer: Scorer | None) -> None:
+        """Score new items against every anchor query; an interrupted call continues when it is repeated.
+
+        Items are read several times; an iterator is read into memory first. Without anchor queries no scorer is needed.
+        """
+        items = repeatable(items)
+        n_new = self.check_new_items(items)
+        if scorer is None:
+            dtype = self._current.manifest.dtype
+            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0), dtype), dtype=dtype, exact=None)
+        else:
+            part = self._scored(items, self._anchors, scorer)
+        self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
+        self._n_items += n_new
+        self._new_ids = self._new_ids | {item.id for item in items}
+        self._has_documents = self._has_documents or any(item.document != item.id for item in items)
+        self._items_changed = True
+        self._last_view = None
+
+    def add_anchors(self, queries: Iterable[Query | str], *, scorer: Scorer) -> None:
+        """Score new anchor queries against every item; an interrupted call continues when it is repeated."""
+        new = self.check_new_anchors(queries)
+        part = self._scored(self._view().items, new, scorer)
+        # An index that had no scores may be searched with any scorer: from now on it must be this one.
+        self._card = self._card if self._anchors else scorer.card
+        self._append_anchors(new, part)
+
+    def add_anchor_scores(
+        self,
+        queries: Iterable[Query | str],
+        scores: Any,
+        *,
+        exact: BoolArray | None = None,
+        card: ScorerCard | None = None,
+    ) -> None:
+        """Add anchor queries whose scores are known, (queries, items), at no scorer call.
+
+        `exact`, of the same shape, is false where a score was predicted; the index remembers it. `card` is the scorer's
+        whose index this becomes where it has no anchor queries.
+        """
+        new, items = self.check_new_anchors(queries), self._view().items
+        if card is not None and not self._anchors:
+            self._card = card
+        values = np.asarray(scores)
+        if values.shape != (len(new), self._n_items):
+            raise InputError(
+                f"scores must have shape (queries, items), {(len(new), self._n_items)}; got {values.shape}."
+            )
+        values = check_grid(values, new, items)
+        cells = None if exact is None else np.asarray(exact, dtype=np.bool_)
+        if cells is not None and cells.shape != values.shape:
+            raise InputError(f"exact must have the shape of the scores, {values.shape}; got {cells.shape}.")
+        dtype = "float64" if self._current.manifest.dtype == "float64" else "float32"
+        rows = np.ascontiguousarray(values.T, dtype=dtype)
+        part = self._saved(
+            items, new, lambda start, stop: rows[start:stop], dtype=dtype, exact=None if cells is None else cells.T
+        )
+        self._append_anchors(new, part)
+        # Parts that were kept for their items alone.
+        self._set_parts(self._parts)
+
+    def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
+        """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
+        names = _distinct(ids, "item")
+        if self._has_documents:
+            names = whole_documents(names, self._documents())
+        there = self._view().items.known_positions(names)
+        if missing := [id_ for id_ in names if id_ not in there]:
+            remedy = " Use add for new items." if replaced else ""
+            raise UnknownName(f"Not in {self._index}: {_shown(missing)}.{remedy}")
+        if len(names) == self._n_items and not replaced:
+            raise EmptyInput(f"An index must keep an item; these are all {self._n_items} of {self._index}.")
+        places = _places_without(np.array([there[id_] for id_ in names]), self._n_items)
+        self._n_items -= len(names)
+        self._new_ids = self._new_ids - set(names)
+        self._items_changed = True
+        self._set_parts(replace(part, rows=_moved(part.rows, places)) for part in self._parts)
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Several changes of which all are made or none."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            costs = {name: getattr(self, name) for name in ("calls", "recognising", "timing")}
+            vars(self).update(before | costs)
+            raise
+
+    def drop_anchors(self, ids: Iterable[str], *, replaced: bool = False) -> None:
+        """Remove anchor queries; each must be there, and one must stay, unless they are to be `replaced`."""
+        names = _distinct(ids, "anchor query")
+        there = {query.id: column for column, query in enumerate(self._anchors)}
+        if missing := [id_ for id_ in names if id_ not in there]:
+            raise UnknownName(f"Not among the anchor queries of {self._index}: {_shown(missing)}.")
+        if len(names) == len(self._anchors) and not replaced:
+            raise EmptyInput(f"An index must keep an anchor query; these are all {len(names)} of {self._index}.")
+        going = {there[id_] for id_ in names}
+        places = _places_without(np.array(sorted(going)), len(self._anchors))
+        self._anchors = [query for column, query in enumerate(self._anchors) if column not in going]
+        self._set_parts(replace(part, columns=_moved(part.columns, places)) for part in self._parts)
+
+    def compact(self) -> None:
+        """Copy what counts of all parts into one; parts that no version in use needs are deleted after the switch."""
+        self.compacted = True
+        first = self._parts[0]
+        if len(self._parts) == 1 and (first.rows >= 0).all() and (first.columns >= 0).all():
+            return  # A copy would be the same.
+        view, parts, n_anchors = self._view(), self._parts, len(self._anchors)
+
+        def rows(start: int, stop: int) -> FloatArray:
+            # One block: both are as large as a block may be.
+            return next(live_blocks(parts, n_items=stop, n_anchors=n_anchors, first=start))[1]
+
+        dtype, items = view.manifest.dtype, view.items
+        part, cut = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells()), self._cut()
+        folder = self._index / part
+        write_manifest(folder, replace(read_manifest(folder), cut=cut))
+        self._set_parts([Part.whole(self._index, part)])
+
+    def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
+        """Write the new version and make it the current one. Without a change of items, first stages stay."""
+        index, old = self._index, self._current
+        number = old.version + 1
+        home = index / VERSIONS / str(number)
+        view = self._view()
+        probes = self._probes(view)
+        home.mkdir(parents=True)
+        (home / READERS).touch()
+        records = write_parts(home, self._parts)
+        if self._items_changed:
+            names = () if first_stages is None else tuple(first_stages(home, view.items, self._new_ids))
+        else:
+            names = old.first_names()
+            names_kept = AT_HOME if self._anchors == list(old.anchor_queries) else AT_HOME[:1]
+            # Compressing and tuning a version hold its home.
+            with contextlib.nullcontext() if old.home == index else locked(old.home):
+                _link(old.home, home, names_kept)
+        write_checksums(home / ROWS)
+        write_manifest(
+            home,
+            replace(
+                view.manifest,
+                version=number,
+                parts=records,
+                documents=len(self._documents()) if self._has_documents else None,
+                cut=self._cut(),
+                first=tuple(sorted(names)),
+                probes=probes,
+            ),
+        )
+        sync_tree(home)
+        sync_path(home.parent)
+        if not old.parts:
+            keep_first_manifest(index, old.manifest)
+        sync_path(index)
+        point_to(index, number)
+        return IndexFolder.open(index)
+
+    def close(self) -> None:
+        """Release the version that was changed."""
+        self._current.release()
+
+    def _view(self) -> IndexFolder:
+        """The new version as it stands, to be read from."""
+        if self._last_view is not None:
+            return self._last_view
+        old = self._current.manifest
+        # Of digests and places, since reading all texts again would take longer than most changes.
+        items_digest = _digest_parts(self._parts) if self._items_changed else old.items_digest
+        manifest = Manifest(
+            status="complete",
+            n_items=self._n_items,
+            n_anchors=len(self._anchors),
+            dtype=str(np.result_type(*(part.manifest.dtype for part in self._parts))),
+            block_items=max(part.manifest.block_items for part in self._parts),
+            items_digest=items_digest,
+            anchors_digest=digest_texts((query.id, query.text) for query in self._anchors),
+            scorer=self._card,
+            seed=old.seed,
+            origin=old.origin,
+            fuse=old.fuse,
+        )
+        self._last_view = IndexFolder.of_parts(self._index, self._parts, manifest=manifest, home=self._current.home)
+        return self._last_view
+
+    def _cut(self) -> int | None:
+        """How many items are longer than the scorer takes, as far as that is known."""
+        return most_cut(self._parts, n_items=self._n_items) if self._items_changed else self._current.manifest.cut
+
+    def check_replacing(self, items: Iterable[Item]) -> None:
+        """Refuse some of a document's passages in place of all."""
+        check_all_passages(items, self._documents())
+
+    def _documents(self) -> dict[str, list[str]]:
+        """The ids of the items of every document of the new version so far."""
+        return items_of_documents(self._view().items)
+
+    def _append_anchors(self, new: Sequence[Query], part: str) -> None:
+        self._parts = [*self._parts, Part.whole(self._index, part, first_column=len(self._anchors))]
+        self._anchors = [*self._anchors, *new]
+        self._last_view = None
+
+    def _set_parts(self, parts: Iterable[Part]) -> None:
+        # Without anchor queries a part counts for its items alone.
+        self._parts = [
+            part for part in parts if (part.rows >= 0).any() and (not self._anchors or (part.columns >= 0).any())
+        ]
+        self._last_view = None
+
+    def _scored(self, items: Iterable[Item], anchors: Sequence[Query], scorer: Scorer) -> str:
+        """The part of these items and anchor queries, scored as far as it is not yet; its path in the index."""
+        dtype = "float16" if self._current.manifest.dtype == "float16" else "float32"
+        # The same work has the same name, so that an interrupted one is continued.
+        name = digest_texts(
+            (
+                ("items", digest_items(items)),
+                ("anchors", digest_texts((query.id, query.text) for query in anchors)),
+                ("scorer", repr(replace(scorer.card, source=None))),
+                ("dtype", dtype),
+            )
+        )[:16]
+        path = f"{PARTS}/{name}"
+        options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "on": self._on}
+        with ScoringBar(self._progress) as bar:
+            try:
+                part = build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+                if part.manifest.cut is None:
+                    note_cut(part, scorer)
+            finally:
+                self.calls += bar.last.pairs_done - bar.last.resumed_pairs
+                self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
+                self.timing += bar.last.timed
+        return path
+
+    def _saved(
+        self,
+        items: Items,
+        anchors: Sequence[Query],
+        rows: Callable[[int, int], FloatArray],
+        *,
+        dtype: str,
+        exact: BoolArray | None,
+    ) -> str:
+        """A part with scores that are known, written whole; its path in the index."""
+        name = uuid.uuid4().hex[:16]
+        hidden = self._index / PARTS / f".{name}"
+        save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer)
+        if exact is not None and not exact.all():
+            write_exact_cells(hidden, lambda start, stop: exact[start:stop], shape=exact.shape)
+        os.replace(hidden, self._index / PARTS / name)
+        sync_path(self._index / PARTS)
+        return f"{PARTS}/{name}"
+
+    def _probes(self, view: IndexFolder) -> tuple[Probe, ...]:
+        """Scores by which the scorer of the index is recognised, among those that count and that it gave."""
+        if not self._anchors:
+            return ()
+        cells = view.exact_cells()
+        probes = [
+            Probe(item, anchor, probe.score)
+            for part in self._parts
+            for probe in part.manifest.probes
+            if (item := int(part.rows[probe.item])) >= 0
+            and (anchor := int(part.columns[probe.anchor])) >= 0
+            and (cells is None or cells[item, anchor])
+        ]
+        if len(probes) >= _FEWEST_PROBES:
+            return spread_probes(probes)
+        probes += choose_probes(view.blocks(), exact=cells, seed=view.manifest.seed)
+        if not probes:
+            raise InputError(
+                f"All scores that would be left in {self._index} are predicted, and its scorer could not be told from "
+                "another. Keep an anchor query, or an item, that was scored."
+            )
+        return spread_probes(probes)
+
+
+def repeatable(items: Iterable[Item]) -> Iterable[Item]:
+    """Items that can be read several times."""
+    if isinstance(items, Item | str):
+        raise InputError("Expected a list of items and got one. Wrap it in a list: [item].")
+    return list(items) if iter(items) is items else items
+
+
+def _link(old: Path, new: Path, names: Iterable[str]) -> None:
+    """Bring files and folders to a new home; they are never written to again, so they need no second copy."""
+
+    def link(source: str, target: str) -> str:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+        return target
+
+    for name in names:
+        if (old / name).is_dir():
+            shutil.copytree(old / name, new / name, copy_function=link, ignore=shutil.ignore_patterns(".*"))
+        elif (old / name).exists():
+            link(str(old / name), str(new / name))
+
+
+def _digest_parts(parts: Iterable[Part]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.manifest.items_digest.encode())
+        digest.update(np.ascontiguousarray(part.rows, dtype="<i8").data)
+    return digest.hexdigest()
+
+
+def _places_without(going: IntArray, n: int) -> IntArray:
+    """Where each of n places goes when some are removed; -1 for these."""
+    stays = np.ones(n, dtype=np.bool_)
+    stays[going] = False
+    return np.where(stays, np.cumsum(stays) - 1, -1)
+
+
+def _moved(places: IntArray, moved: IntArray) -> IntArray:
+    return np.where(places >= 0, moved[places], -1)
+
+
+def _distinct(ids: Iterable[str], what: str) -> list[str]:
+    if isinstance(ids, str):
+        raise InputError(f"Expected a list of ids and got one. Wrap it in a list: [{ids!r}].")
+    names = list(ids)
+    if not names:
+        raise EmptyInput(f"There are no ids. Name at least one {what}.")
+    if not all(isinstance(id_, str) for id_ in names):
+        raise InputError("Ids must be strings.")
+    for id_ in names:
+        check_texts(what.capitalize(), id_, "")
+    if len(set(names)) < len(names):
+        raise DuplicateId(f"Each {what} must be named once; {repeats(names)} more than once.")
+    return names
+
+
+def _shown(ids: Sequence[str]) -> str:
+    some = ", ".join(repr(id_) for id_ in ids[:_IDS_SHOWN])
+    return some if len(ids) <= _IDS_SHOWN else f"{some} and {len(ids) - _IDS_SHOWN} more"

@@ -1,0 +1,1 @@
+"""Scores of 10,033 Wikipedia articles against 250 questions by a cross-encoder, and their embeddings: numbers only."""

@@ -1,0 +1,334 @@
+"""LanceDB: tables of every kind, hostile words, and folders and files that go missing."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adacur.errors import AdacurError, EngineUnavailable, InputError, UnknownName
+from adacur.extras.engines.lancedb import LanceStore
+from adacur.extras.engines.vector_store import Nearest
+from adacur.records import Item
+
+lancedb = pytest.importorskip("lancedb", reason="the extra lancedb is not installed")
+pa = pytest.importorskip("pyarrow")
+
+HOSTILE = ["x'; DROP TABLE things; --", 'a"b', "per%cent", "back\\slash'", "`tick`", "ünï 😀", "') OR ('1' = '1"]
+RNG = np.random.default_rng(3)
+
+
+def rows(n: int, width: int = 3) -> np.ndarray:
+    return RNG.normal(size=(n, width)).astype(np.float32)
+
+
+def filled(folder: Path, vectors: np.ndarray) -> LanceStore:
+    """A table of the items 0, 1, 2, … with these vectors."""
+    n = len(vectors)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+    columns = {"id": range(n), "text": [f"text {at}" for at in range(n)], "at": range(n), "v": column}
+    lancedb.connect(folder).create_table("things", pa.table(columns))
+    return LanceStore(folder, "things")
+
+
+def own_vectors(n: int) -> Any:
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.array([[at, 1] for at in range(n)], np.float32).ravel()), 2)
+
+
+def own_table(folder: Path, ids: list[Any]) -> Any:
+    n = len(ids)
+    halves = pa.FixedSizeListArray.from_arrays(pa.array(np.array([[at, 2] for at in range(n)], np.float16).ravel()), 2)
+    columns = {
+        "Doc Id": ids,
+        "title": [f"Title {at}" for at in range(n)],
+        "body": [f"about penicillin {at}" for at in range(n)],
+        "Year": [2020 + at for at in range(n)],
+        "draft": [None, *[True] * (n - 1)],
+        "v": own_vectors(n),
+        "half": halves,
+    }
+    return lancedb.connect(folder).create_table("docs", pa.table(columns))
+
+
+@pytest.mark.parametrize("ids", [[7, 8, 9], ["x'y", "b", "ü"]])
+def test_a_table_of_the_users_own(tmp_path: Path, ids: list[Any]) -> None:
+    table = own_table(tmp_path, ids)
+    store = LanceStore.from_url(f"lancedb://{tmp_path}/docs?text=title&text=body", id_field="Doc Id")
+    assert store.name == f"lancedb://{tmp_path}/docs"
+    assert store.dimensions() == {"v": 2, "half": 2}
+    assert store.items(ids[1:2]) == {
+        ids[1]: Item(str(ids[1]), "Title 1 about penicillin 1", {"Year": 2021, "draft": True})
+    }
+    answers = store.best("v", [Nearest(np.array([1, 0]), 2), Nearest(np.array([1, 0]), 2, without=[ids[2]])])
+    assert [found.keys for found in answers] == [(ids[2], ids[1]), (ids[1], ids[0])]
+    assert store.best("v", [Nearest(np.array([1, 0]), 2, within=ids[:2])])[0].keys == (ids[1], ids[0])
+    assert store.best("half", [Nearest(np.array([1, 0]), 1)])[0].keys == (ids[2],)
+    assert store.best("v", [Nearest(np.array([1, 0]), 9)], where={"Year": [2020, 2021]})[0].keys == (ids[1], ids[0])
+    assert store.count("`Year` > 2020 AND title LIKE '%1'") == 1
+    assert store.count({"draft": None}) == 1
+    assert store.count({"draft": [None, True], "title": "Title 1"}) == 1
+    assert store.count({"Year": []}) == 0
+    np.testing.assert_array_equal(store.rows("half", ids[2:])[ids[2]], [2, 2])
+    assert set(store.sample(9)) == set(ids)
+    assert {item.id for item in store.scan()} == {str(id_) for id_ in ids}
+    with pytest.raises(InputError, match="index of words"):
+        store.words("penicillin", 3)
+    table.create_index("body", config=lancedb.index.FTS())
+    assert set(store.words("the discovery of penicillin", 9).keys) == set(ids)
+
+
+def test_columns_that_are_missing_or_unfit_are_named(tmp_path: Path) -> None:
+    own_table(tmp_path, [7, 8])
+    options: list[tuple[dict[str, Any], str]] = [
+        ({}, "'id'"), ({"id_field": "Doc Id"}, "'text'"), ({"id_field": "Doc Id", "text": "titel"}, "titel"),
+    ]  # fmt: skip
+    for given, name in options:
+        with pytest.raises(UnknownName, match=name) as caught:
+            LanceStore(tmp_path, "docs", **given).count()
+        assert "?id=" in str(caught.value) or "?text=" in str(caught.value), "a URL has no id_field="
+    with pytest.raises(InputError, match="draft"):
+        LanceStore(tmp_path, "docs", text="title", id_field="draft").count()
+    store = LanceStore(tmp_path, "docs", text="title", id_field="Doc Id")
+    with pytest.raises(UnknownName, match="yeer"):
+        store.count({"yeer": 1})
+    with pytest.raises(InputError, match="yeer"):
+        store.count("yeer > 3")
+    with pytest.raises(InputError, match="abc"):
+        store.count({"Year": "abc"})
+    with pytest.raises(InputError, match="2 numbers"):
+        store.best("v", [Nearest(np.ones(3), 1)])
+    with pytest.raises(InputError, match="finite"):
+        store.best("v", [Nearest(np.array([1, np.nan]), 1)])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_name_and_no_value_can_end_a_condition(tmp_path: Path, text: str) -> None:
+    own_table(tmp_path, [7, 8])
+    columns = {"id": [1, 2], "text": ["a", "b"], text: [text, "other"], "v": own_vectors(2)}
+    lancedb.connect(tmp_path).create_table("odd", pa.table(columns))
+    store = LanceStore(tmp_path, "odd")
+    if "`" in text:
+        with pytest.raises(InputError):
+            store.count({text: text})
+    else:
+        assert store.count({text: text}) == store.count({text: [text, "nosuch"]}) == 1
+        assert store.best("v", [Nearest(np.ones(2), 9)], where={text: text})[0].keys == (1,)
+    for ask in (lambda: store.rows(text, [1]), lambda: store.items([text])):
+        with pytest.raises(AdacurError):
+            ask()
+    assert LanceStore(tmp_path, "docs", id_field="Doc Id", text="body").count() == 2
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_as_keys_are_only_keys(tmp_path: Path, text: str) -> None:
+    own_table(tmp_path, ["a", "b", text])
+    store = LanceStore(tmp_path, "docs", id_field="Doc Id", text="body")
+    assert set(store.items([text])) == {text}
+    assert set(store.best("v", [Nearest(np.ones(2), 9, without=[text])])[0].keys) == {"a", "b"}
+    assert store.best("v", [Nearest(np.ones(2), 9, within=[text])])[0].keys == (text,)
+    assert store.count({"Doc Id": text}) == 1
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["true) OR (true", "true; DROP TABLE x", "true -- ", "true /*", "'", "(true", "", 7, ["at = 1"], lambda item: True],
+)
+def test_a_condition_stays_in_its_parentheses(tmp_path: Path, where: object) -> None:
+    store = filled(tmp_path, rows(2, 2))
+    with pytest.raises(InputError):
+        store.best("v", [Nearest(np.ones(2), 2, within=[0])], where=where)
+    assert store.count("at = 1 OR (text = 'x''); --')") == 1
+
+
+def test_an_answer_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    store = filled(tmp_path, np.full((1, 2), 3e38, np.float32))
+    with pytest.raises(EngineUnavailable, match="finite"):
+        store.best("v", [Nearest(np.full(2, 3e38), 1)])
+
+
+def test_exact_reads_past_an_index(tmp_path: Path) -> None:
+    vectors = rows(3000, 8)
+    store = filled(tmp_path, vectors)
+    config = lancedb.index.IvfFlat(distance_type="dot", num_partitions=128)
+    lancedb.connect(store._uri).open_table("things").create_index("v", config=config)
+    weights = rows(20, 8)
+    questions = [Nearest(row, 30) for row in weights]
+    truth = [np.argsort(-(vectors @ row))[:30].tolist() for row in weights]
+    assert [list(found.keys) for found in store.best("v", questions)] == truth
+    approximate = store.best("v", questions, exact=False)
+    assert [list(found.keys) for found in approximate] != truth
+    for row, found in zip(weights, approximate, strict=True):
+        np.testing.assert_allclose(found.values, vectors[list(found.keys)] @ row, rtol=1e-4, atol=1e-4)
+
+
+def test_questions_with_and_without_limits_are_asked_together(tmp_path: Path) -> None:
+    vectors = rows(200, 4)
+    store = filled(tmp_path, vectors)
+    weights = rows(1, 4)[0]
+    best = np.argsort(-(vectors @ weights)).tolist()
+    questions = [
+        Nearest(weights, 3), Nearest(weights, 0),
+        Nearest(weights, 3, without=best[:150]), Nearest(weights, 3, within=[]),
+        Nearest(weights, 3, within=best[50:60], without=best[:52]), Nearest(weights, 500, without=[10**6]),
+    ]  # fmt: skip
+    keys = [list(found.keys) for found in store.best("v", questions)]
+    assert keys == [best[:3], [], best[150:153], [], best[52:55], best]
+
+
+def test_what_another_writes_is_seen(tmp_path: Path) -> None:
+    store = filled(tmp_path, rows(2, 2))
+    other = pickle.loads(pickle.dumps(store))
+    assert store.count() == other.count() == 2
+    database = lancedb.connect(tmp_path)
+    table = database.open_table("things")
+    table.add(table.search().limit(1).to_arrow().drop_columns("id").append_column("id", pa.array([9])))
+    assert store.count() == other.count() == 3
+    assert set(store.items([9])) == {9}
+    store.close()
+    assert store.count() == 3
+    database.drop_table("things")
+    other.close()
+    with pytest.raises(AdacurError, match="things"):
+        other.count()
+
+
+def test_threads_share_a_store(tmp_path: Path) -> None:
+    vectors = rows(400, 4)
+    store = filled(tmp_path, vectors)
+
+    def ask(weights: np.ndarray) -> bool:
+        found = store.best("v", [Nearest(weights, 5)])[0]
+        return list(found.keys) == np.argsort(-(vectors @ weights))[:5].tolist() and len(store.items(found.keys)) == 5
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, rows(32, 4)))
+
+
+def test_asking_about_a_folder_that_is_not_there_does_not_make_it(tmp_path: Path) -> None:
+    for url in (f"lancedb://{tmp_path}/no/such/things", f"lancedb+file://{tmp_path}/no/such/things"):
+        store = LanceStore.from_url(url)
+        with pytest.raises(InputError, match="no table 'things'"):
+            store.count()
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(1, 1), (1e-4, 1e-4), (1e-4, 1e4), (3e4, 1e3), (1, 1e-20), (0, 1), (1e30, 1e-3)])
+def test_products_of_any_size_are_found(tmp_path: Path, kind: Any, sizes: tuple[float, float]) -> None:
+    if kind is np.float16 and not 1e-3 < sizes[0] < 1e4:
+        pytest.skip("16 bits hold no such rows")
+    vectors, weights = rows(100, 8).clip(-2, 2) * sizes[0], (rows(1, 8)[0] * sizes[1]).astype(np.float32)
+    vectors = vectors.astype(kind)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 8)
+    lancedb.connect(tmp_path).create_table("docs", pa.table({"id": range(100), "text": ["t"] * 100, "v": column}))
+    found = LanceStore(tmp_path, "docs").best("v", [Nearest(weights, 20), Nearest(-weights, 20)])
+    for sign, answer in zip((1, -1), found, strict=True):
+        truth = sign * (vectors.astype(np.float64) @ weights)
+        near = 2e-3 if kind is np.float16 else 1e-6
+        np.testing.assert_allclose(answer.values, truth[list(answer.keys)], atol=near * np.abs(truth).max())
+        if sizes[0] and kind is not np.float16:
+            assert list(answer.keys) == np.argsort(-truth)[:20].tolist()
+
+
+def test_files_that_are_gone_make_it_unavailable(tmp_path: Path) -> None:
+    store = filled(tmp_path / "db", rows(50, 4))
+    assert store.count() == 50
+    fresh = pickle.loads(pickle.dumps(store))
+    shutil.rmtree(Path(store._uri) / "things.lance" / "data")
+    with pytest.raises(EngineUnavailable, match="things"):
+        fresh.best("v", [Nearest(np.ones(4), 3)])
+    shutil.rmtree(store._uri)
+    with pytest.raises(AdacurError, match="things"):
+        pickle.loads(pickle.dumps(store)).count()
+
+
+def test_urls() -> None:
+    assert (
+        LanceStore.from_url("lancedb+s3://bucket/some/folder/things").name == "lancedb+s3://bucket/some/folder/things"
+    )
+    hidden = LanceStore("s3://bucket/db", "things", storage_options={"aws_secret_access_key": "zwiebel"})
+    for shown in (hidden.name, repr(hidden), str(hidden._in_words(OSError("no zwiebel in s3")))):
+        assert "zwiebel" not in shown
+    for bad in ("s3://user:tomate@bucket/db", "s3://user:tom/ate@bucket/db", "s3://user:tom#ate@bucket/db"):
+        with pytest.raises(InputError) as caught:
+            LanceStore(bad, "things")
+        assert "tom" not in str(caught.value)
+    for bad in ("lancedb:///things", "lancedb:///a/things?texts=b", "lancedb:///a/", "lancedb:///a#b/things"):
+        with pytest.raises(InputError):
+            LanceStore.from_url(bad)
+
+
+def test_an_id_that_occurs_twice_is_refused_by_name(tmp_path: Path) -> None:
+    table = own_table(tmp_path, [7, 8, 9])
+    store = LanceStore(tmp_path, "docs", id_field="Doc Id", text="body")
+    table.create_index("body", config=lancedb.index.FTS())
+    table.add(table.search().limit(2).to_arrow())
+    weights = np.ones(2, np.float32)
+    for ask in (
+        lambda: store.best("v", [Nearest(weights, 5)]),
+        lambda: store.best("v", [Nearest(weights, 1), Nearest(weights, 5, within=[8])]),
+        lambda: store.rows("v", [7]),
+        lambda: store.items([7, 8]),
+        lambda: store.words("penicillin", 9),
+        lambda: store.sample(9),
+    ):
+        with pytest.raises(InputError, match=r"id (7|8) .*more than once.*docs"):
+            ask()
+    assert set(store.items([9])) == {9}
+
+
+def test_lists_in_a_column_have_each_of_their_values(tmp_path: Path) -> None:
+    columns = {"id": ["a", "b", "c"], "text": ["t"] * 3, "tags": [["x", "y"], ["z"], None], "n": [[1, 2], [], [2]]}
+    lancedb.connect(tmp_path).create_table("docs", pa.table(columns))
+    store = LanceStore(tmp_path, "docs")
+    counted = [store.count(where) for where in ({"tags": "x"}, {"tags": ["y", "z"]}, {"tags": None}, {"n": 2})]
+    assert counted == [1, 2, 1, 2]
+
+
+def test_fields_within_dictionaries_make_a_text_and_filter(tmp_path: Path) -> None:
+    """As LangChain and LlamaIndex write them."""
+    about = [
+        {"lang": "en", "at": {"n": 1}, "tags": ["x"], "title": "A"},
+        {"lang": "de", "at": {"n": 2}, "tags": [], "title": None},
+    ]
+    columns = {"id": ["a", "b"], "text": ["t", "u"], "metadata": about}
+    lancedb.connect(tmp_path).create_table("docs", pa.table(columns))
+    store = LanceStore(tmp_path, "docs", text=("metadata.title", "text"))
+    wheres = ({"metadata.lang": ["de", "fr"]}, {"metadata.at.n": 2}, {"metadata.tags": "x"}, {"metadata.lang": "fr"})
+    assert [store.count(where) for where in wheres] == [1, 1, 1, 0]
+    assert [item.text for item in store.scan()] == ["A t", "u"]
+    with pytest.raises(UnknownName, match=r"metadata\.lang"):
+        store.count({"metadata.long": "de"})
+
+
+def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(tmp_path: Path) -> None:
+    own_table(tmp_path, [7, 8, 9])
+    store = LanceStore(tmp_path, "docs", id_field="Doc Id", text="title", metadata=["draft"])
+    assert store.count({"Doc Id": 7, "draft": None, "title": "Title 0"}) == 1
+    for hidden in ("Year", "body", "v", "yeer"):
+        with pytest.raises(UnknownName, match=hidden) as caught:
+            store.count({hidden: 2020})
+        assert "'Doc Id', 'title', 'draft'" in str(caught.value)
+        assert "Year" not in str(caught.value).replace(f"name {hidden!r}", "")
+
+
+def test_times_that_python_cannot_tell_are_texts(tmp_path: Path) -> None:
+    columns = {"id": [1, 2], "text": ["a", "b"], "at": pa.array([2**60, 1], pa.timestamp("s")), "n": [1, 2]}
+    lancedb.connect(tmp_path).create_table("docs", pa.table(columns))
+    store = LanceStore(tmp_path, "docs")
+    assert store.items([2]) == {2: Item("2", "b", {"at": "1970-01-01 00:00:01", "n": 2})}
+    far = store.items([1, 2])
+    assert far[2] == store.items([2])[2]
+    assert str(2**60) in far[1].metadata["at"]
+    assert sorted(store.scan(), key=lambda item: item.id) == [far[1], far[2]]
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1, 0, 1e300])
+def test_a_timeout_is_a_time(tmp_path: Path, timeout: float) -> None:
+    with pytest.raises(InputError, match="timeout"):
+        LanceStore(tmp_path, "docs", timeout=timeout)

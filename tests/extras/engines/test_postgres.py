@@ -1,0 +1,541 @@
+"""Postgres with pgvector: tables of every kind, hostile words, a server that dies, and passwords that nobody sees."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adacur.errors import AdacurError, EngineUnavailable, InputError, UnknownName
+from adacur.extras.engines.postgres import PostgresStore
+from adacur.extras.engines.postgres_sql import TableSQL
+from adacur.extras.engines.vector_store import Nearest
+from adacur.records import Item
+from tests.postgres_servers import PostgresServer, running_postgres
+
+psycopg = pytest.importorskip("psycopg", reason="the extra postgres is not installed")
+sql = pytest.importorskip("psycopg.sql")
+
+HOSTILE = [
+    "x'; DROP TABLE things; --",
+    'a"b',
+    "per%cent %s %(x)s",
+    "back\\slash",
+    "`tick`",
+    "ünï 😀",
+    "{curly}",
+    "$1 $$",
+]
+RNG = np.random.default_rng(3)
+# Not in one piece, as a traceback quotes lines of this file.
+USER, PASSWORD, KNOWN = ("".join(parts) for parts in (("gur", "ke"), ("tom", "ate"), ("zwie", "bel")))
+
+
+@pytest.fixture(scope="module")
+def server() -> PostgresServer:
+    return running_postgres()
+
+
+@pytest.fixture(scope="module")
+def database(server: PostgresServer) -> str:
+    url = server.new_database()
+    server.run("CREATE SCHEMA extensions; CREATE EXTENSION vector SCHEMA extensions", url)
+    name = server.run("SELECT current_database()", url)[0][0]
+    server.run(f"ALTER DATABASE {name} SET search_path = public, extensions", url)
+    return url
+
+
+@pytest.fixture
+def url(server: PostgresServer, database: str) -> str:
+    """A database without tables: emptying one takes a fraction of the time of making one."""
+    server.run("DROP SCHEMA IF EXISTS public, other CASCADE; CREATE SCHEMA public", database)
+    return database
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(url, "things", timeout=20)
+    yield store
+    store.close()
+
+
+def rows(n: int, width: int = 3) -> np.ndarray:
+    return RNG.normal(size=(n, width)).astype(np.float32)
+
+
+def fill(server: PostgresServer, url: str, vectors: np.ndarray, texts: list[str] | None = None) -> None:
+    """A table "things" of the items 0, 1, 2, … with these vectors."""
+    server.run(f"CREATE TABLE things (id bigint PRIMARY KEY, text text, at int, v vector({vectors.shape[1]}))", url)
+    with psycopg.connect(url) as connection, connection.cursor().copy("COPY things FROM STDIN") as stream:
+        for at, row in enumerate(vectors):
+            stream.write_row([at, texts[at] if texts else f"text {at}", at, str(row.tolist())])
+
+
+def own_table(server: PostgresServer, url: str, key: str, ids: list[str]) -> None:
+    server.run(
+        f"CREATE TABLE docs (id {key} PRIMARY KEY, title text, body text, year int, price numeric, born date, "
+        "v vector(2), half halfvec(2), free vector)",
+        url,
+    )
+    values = (
+        f"('{id_}', 'Title {at}', 'about penicillin {at}', {2020 + at}, 1.5, '2020-01-0{at + 1}', '[{at},1]', "
+        f"'[{at},2]', '[{at},1,1]')"
+        for at, id_ in enumerate(ids)
+    )
+    server.run(f"INSERT INTO docs VALUES {', '.join(values)}", url)
+
+
+@pytest.mark.parametrize("key", ["integer", "text", "varchar(40)", "uuid"])
+def test_a_table_of_the_users_own(server: PostgresServer, url: str, key: str) -> None:
+    ids = {"integer": ["7", "8", "9"], "uuid": [str(uuid.UUID(int=at)) for at in range(3)]}.get(key, ["x'y", "b", "ü"])
+    own_table(server, url, key, [id_.replace("'", "''") for id_ in ids])
+    store = PostgresStore.from_url(f"{url}&table=docs&text=title&text=body")
+    keys: list[Any] = [7, 8, 9] if key == "integer" else ids
+    assert store.dimensions() == {"v": 2, "half": 2, "free": 3}
+    assert store.items(keys[1:2]) == {
+        keys[1]: Item(ids[1], "Title 1 about penicillin 1", {"year": 2021, "price": "1.5", "born": "2020-01-02"})
+    }
+    answers = store.best("v", [Nearest(np.array([1, 0]), 2), Nearest(np.array([1, 0]), 2, without=[keys[2]])])
+    assert [found.keys for found in answers] == [(keys[2], keys[1]), (keys[1], keys[0])]
+    assert store.best("v", [Nearest(np.array([1, 0]), 2, within=keys[:2])])[0].keys == (keys[1], keys[0])
+    assert store.best("half", [Nearest(np.array([1, 0]), 1)])[0].keys == (keys[2],)
+    assert store.best("v", [Nearest(np.array([1, 0]), 9)], where={"year": [2020, "2021"]})[0].keys == (keys[1], keys[0])
+    assert store.count("year > 2020 AND title LIKE '%1'") == 1
+    assert store.count({"year": None}) == 0
+    assert store.count({"born": "2020-01-01", "price": 1.5}) == 1
+    np.testing.assert_array_equal(store.rows("half", keys[2:])[keys[2]], [2, 2])
+    assert set(store.words("the discovery of penicillin", 9).keys) == set(keys)
+    assert len(store.sample(2)) == 2
+    assert set(store.sample(9)) == set(keys)
+    assert {item.id for item in store.scan()} == set(ids)
+    store.close()
+
+
+def test_a_view_and_a_table_in_a_schema_are_read(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7", "8"])
+    server.run("CREATE SCHEMA other; CREATE VIEW other.docs AS SELECT id, title, v FROM public.docs WHERE id > 7", url)
+    store = PostgresStore(url, "other.docs", text="title")
+    assert store.name.endswith("?table=other.docs")
+    assert (store.count(), store.sample(5), store.items([8])[8].metadata) == (1, (8,), {})
+    store.close()
+
+
+def docs_without_a_key(server: PostgresServer, url: str, ids: str, rule: str = "") -> None:
+    server.run(f"CREATE TABLE docs (id int {rule}, text text, tags text[], about jsonb, v vector(2))", url)
+    server.run(
+        f"""INSERT INTO docs SELECT id, 'text ' || id, ARRAY['t' || id, 'all'], '{{"tags": ["x"]}}', '[1,1]' """
+        f"FROM unnest(ARRAY[{ids}]::int[]) AS id",
+        url,
+    )
+
+
+def test_ids_that_occur_twice_or_are_missing_are_refused(server: PostgresServer, url: str) -> None:
+    docs_without_a_key(server, url, "1, 2, 3, 2")
+    store = PostgresStore(url, "docs")
+    for ask in (
+        store.count,
+        lambda: list(store.scan()),
+        lambda: store.best("v", [Nearest(np.ones(2), 9)]),
+        lambda: store.items([2]),
+        lambda: store.sample(2),
+    ):
+        with pytest.raises(InputError, match=r"id 2 .*more than once.*docs"):
+            ask()
+    server.run("UPDATE docs SET id = NULL WHERE id = 2", url)
+    with pytest.raises(InputError, match=r"'id' is NULL"):
+        store.count()
+    # Once they are distinct, all is well.
+    server.run("DELETE FROM docs WHERE id IS NULL", url)
+    assert store.count() == 2
+    store.close()
+
+
+def test_distinct_ids_are_looked_at_once_and_not_where_an_index_tells(
+    server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    look = TableSQL.unusable_id
+    monkeypatch.setattr(TableSQL, "unusable_id", lambda self: looked.append(self.place) or look(self))
+    docs_without_a_key(server, url, "1, 2, 3", rule="NOT NULL")
+    store = PostgresStore(url, "docs")
+    assert store.count() == store.count() == 3
+    with pytest.raises(InputError):
+        store.count("nosuch > 1")
+    assert store.count() == 3
+    assert len(looked) == 1
+    server.run("CREATE UNIQUE INDEX ON docs (id) INCLUDE (text)", url)
+    fresh = PostgresStore(url, "docs")
+    assert fresh.count() == 3
+    assert len(looked) == 1
+    for partial in ("(id) WHERE id > 1", "(id, text)", "(abs(id))"):
+        server.run(f"DROP INDEX docs_id_text_idx; CREATE UNIQUE INDEX docs_id_text_idx ON docs {partial}", url)
+        other = PostgresStore(url, "docs")
+        other.count()
+        other.close()
+    assert len(looked) == 4
+    store.close()
+    fresh.close()
+
+
+def test_a_scan_meets_every_item_where_pages_end(
+    server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adacur.extras.engines.postgres._PAGE", 3)
+    docs_without_a_key(server, url, ", ".join(map(str, range(10))))
+    store = PostgresStore(url, "docs")
+    assert [item.id for item in store.scan()] == [str(at) for at in range(10)]
+    store.close()
+
+
+def test_lists_in_a_column_have_each_of_their_values(server: PostgresServer, url: str) -> None:
+    docs_without_a_key(server, url, "1, 2, 3")
+    server.run(
+        """UPDATE docs SET tags = NULL, about = '"x"' WHERE id = 3; UPDATE docs SET about = '1' WHERE id = 2""", url
+    )
+    store = PostgresStore(url, "docs")
+    filters: list[dict[str, Any]] = [
+        {"tags": "t1"}, {"tags": ["t1", "t2"]}, {"tags": "all"}, {"tags": None}, {"tags": []},
+        {"about": 1}, {"about": True}, {"about": {"tags": ["x"]}}, {"about": ["x", 1]},
+    ]  # fmt: skip
+    assert [store.count(where) for where in filters] == [1, 2, 2, 1, 0, 1, 0, 1, 2]
+    store.close()
+
+
+def test_connections_end_when_a_store_is_closed(server: PostgresServer) -> None:
+    url = server.new_database()
+    server.run("CREATE EXTENSION vector", url)
+    fill(server, url, rows(1, 2))
+    store = PostgresStore(url, "things")
+    assert store.count() == 1
+    open_ = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
+    assert server.run(open_, url) != [(0,)]
+    asking = f"{open_} AND wait_event = 'PgSleep'"
+
+    def close_meanwhile() -> None:
+        while server.run(asking, url) == [(0,)]:
+            time.sleep(0.02)
+        store.close()
+
+    closer = threading.Thread(target=close_meanwhile)
+    closer.start()
+    assert store.count("pg_sleep(0.5) IS NOT NULL") == 1
+    closer.join()
+    give_up = time.monotonic() + 60
+    while server.run(open_, url) != [(0,)] and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert server.run(open_, url) == [(0,)]
+    assert store.count() == 1
+    store.close()
+
+
+def test_columns_that_are_missing_or_unfit_are_named(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7"])
+    for options, name in (
+        ({}, "text"),
+        ({"text": "titel"}, "titel"),
+        ({"text": "title", "metadata": ["yeer"]}, "yeer"),
+    ):
+        with pytest.raises(UnknownName, match=name):
+            PostgresStore(url, "docs", **options).count()  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="born"):
+        PostgresStore(url, "docs", text="title", id_field="born").count()
+    store = PostgresStore(url, "docs", text="title")
+    with pytest.raises(UnknownName, match="yeer"):
+        store.count({"yeer": 1})
+    with pytest.raises(InputError, match="yeer"):
+        store.count("yeer > 3")
+    with pytest.raises(InputError, match="abc"):
+        store.count({"year": "abc"})
+    with pytest.raises(InputError, match="2 numbers"):
+        store.best("v", [Nearest(np.ones(3), 1)])
+    with pytest.raises(InputError, match="finite"):
+        store.best("v", [Nearest(np.array([1, np.nan]), 1)])
+    store.close()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_name_can_end_a_statement(server: PostgresServer, url: str, text: str) -> None:
+    name = text.replace(".", "")
+    fill(server, url, rows(1, 2))
+    with psycopg.connect(url) as connection:
+        table = "CREATE TABLE {} (id int PRIMARY KEY, text text, {} text, {} vector(2))"
+        connection.execute(sql.SQL(table).format(*map(sql.Identifier, (name, text, f"v {text}"))))
+        row = sql.SQL("INSERT INTO {} VALUES (1, 'a', {}, '[1,2]')")
+        connection.execute(row.format(sql.Identifier(name), sql.Literal(text)))
+    store = PostgresStore(url, name)
+    vector = f"v {text}"
+    assert store.dimensions() == {vector: 2}
+    assert store.items([1]) == {1: Item("1", "a", {text: text})}
+    assert len(store.rows(vector, [1])[1]) == 2
+    assert store.best(vector, [Nearest(np.ones(2), 1)], where={text: [text, "x"]})[0].keys == (1,)
+    assert store.words(text, 3).keys == ()
+    with pytest.raises(AdacurError):
+        store.items([text])
+    guard = PostgresStore(url, "things")
+    assert guard.count() == 1
+    guard.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "true) OR (true", "true; DROP TABLE things", "true -- ", "true /*", "'", "(true", "", "E'\\'' ) OR ( E'\\''",
+        "$$'$$ ) OR ( $$'$$", "nextval('s') > 0", 7, ["at = 1"], lambda item: True,
+    ],
+)  # fmt: skip
+def test_a_condition_stays_in_its_parentheses_and_changes_nothing(
+    store: PostgresStore, server: PostgresServer, url: str, where: object
+) -> None:
+    fill(server, url, rows(2, 2))
+    server.run("CREATE SEQUENCE s", url)
+    with pytest.raises(InputError):
+        store.best("v", [Nearest(np.ones(2), 2, within=[0])], where=where)
+    assert store.count("at = 1 OR (text = 'x''); --' AND text LIKE '%(%')") == 1
+
+
+@pytest.mark.parametrize("lasting", ["false", "true"])
+def test_no_condition_makes_a_later_one_write(
+    store: PostgresStore, server: PostgresServer, url: str, lasting: str
+) -> None:
+    fill(server, url, rows(2, 2))
+    server.run("CREATE SEQUENCE s; CREATE TABLE log (n int)", url)
+    server.run(
+        "CREATE FUNCTION leave() RETURNS int LANGUAGE plpgsql AS $$ BEGIN INSERT INTO log VALUES (1); RETURN 1; END $$",
+        url,
+    )
+    settings = [
+        ("default_transaction_read_only", "off"), ("transaction_read_only", "off"), ("statement_timeout", "0"),
+        ("search_path", "pg_catalog"), ("session_characteristics_as_transaction", "read write"),
+    ]  # fmt: skip
+    for name, value in settings:
+        for where in (
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL",
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL AND nextval('s') > 0",
+            f"set_config('{name}', '{value}', {lasting}) IS NOT NULL AND leave() > 0",
+            "nextval('s') > 0",
+            "leave() > 0",
+        ):
+            for ask in (lambda: store.count(where), lambda: store.best("v", [Nearest(np.ones(2), 2)], where=where)):  # noqa: B023
+                with contextlib.suppress(InputError):
+                    ask()
+                assert store.count() == 2
+    assert server.run("SELECT is_called FROM s", url) == [(False,)]
+    assert server.run("SELECT count(*) FROM log", url) == [(0,)]
+    assert store.count("current_setting('statement_timeout') = '20s'") == 2
+
+
+def test_an_answer_that_is_not_finite_is_refused(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    fill(server, url, np.full((1, 2), 3e38))
+    with pytest.raises(EngineUnavailable, match="finite"):
+        store.best("v", [Nearest(np.full(2, 3e38), 1)])
+
+
+def test_more_of_the_words_rank_higher(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    fill(server, url, rows(3, 2), ["mould mould mould mould", "fleming saw mould in a dish", "nothing"])
+    assert store.words("which dish of mould did Fleming see", 3).keys == (1, 0)
+
+
+def test_exact_reads_past_an_index_which_others_use(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    vectors = rows(3000, 8)
+    fill(server, url, vectors)
+    server.run("CREATE INDEX ON things USING hnsw (v vector_ip_ops); ANALYZE things", url)
+    weights = rows(1, 8)[0]
+    truth = np.argsort(-(vectors @ weights))
+    question = Nearest(weights, 300, without=truth[:100].tolist())
+    assert list(store.best("v", [question])[0].keys) == truth[100:400].tolist()
+    plans = {}
+    for exact in (True, False):
+        statement, values = store._sql.nearest("v", [(0, Nearest(weights, 5), weights)], None, exact=exact)
+        plans[exact] = str(store._read((f"EXPLAIN {statement}", values)))
+    assert "Index" not in plans[True]
+    assert "Index Scan using things_v_idx" in plans[False]
+    approximate = store.best("v", [question], exact=False)[0]
+    assert len(approximate.keys) == 300
+    assert len({*approximate.keys} & {*truth[100:400].tolist()}) > 250
+    assert (np.diff(approximate.values) <= 0).all()
+    rare = store.best("v", [Nearest(weights, 10)], where={"at": list(range(0, 3000, 100))}, exact=False)[0]
+    assert len(rare.keys) == 10
+
+
+def test_too_many_columns_for_an_index_are_said_where_one_is_allowed(
+    store: PostgresStore, server: PostgresServer, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(server, url, rows(1, 2001))
+    store.best("v", [Nearest(np.ones(2001), 1)])
+    assert not caplog.records
+    assert store.best("v", [Nearest(np.ones(2001), 1)], exact=False)[0].keys == (0,)
+    assert "2000" in caplog.text
+
+
+def test_threads_share_a_store(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    vectors = rows(500, 4)
+    fill(server, url, vectors)
+    questions = rows(64, 4)
+
+    def ask(weights: np.ndarray) -> bool:
+        found = store.best("v", [Nearest(weights, 5)])[0]
+        return list(found.keys) == np.argsort(-(vectors @ weights))[:5].tolist() and len(store.items(found.keys)) == 5
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, questions))
+    assert pickle.loads(pickle.dumps(store)).count() == 500
+
+
+def test_a_restart_between_calls_is_survived(store: PostgresStore, server: PostgresServer, url: str) -> None:
+    fill(server, url, rows(1, 4))
+    assert store.count() == 1
+    other = pickle.loads(pickle.dumps(store))
+    assert other.count() == 1
+    server.kill()
+    server.start()
+    assert store.count() == other.count() == 1
+    other.close()
+
+
+def test_a_server_that_dies_in_a_read_is_unavailable_and_answers_when_it_is_back(
+    store: PostgresStore, server: PostgresServer, url: str
+) -> None:
+    fill(server, url, rows(100, 4))
+    # Each row takes a tenth of a second.
+    slow = "pg_sleep(0.1) IS NOT NULL"
+    killer = threading.Timer(0.5, server.kill)
+    killer.start()
+    with pytest.raises(EngineUnavailable, match="OperationalError"):
+        store.best("v", [Nearest(np.ones(4), 5)], where=slow)
+    killer.join()
+    with pytest.raises(EngineUnavailable):
+        store.items([1])
+    server.start()
+    assert len(store.items([1])) == 1
+
+
+def test_a_statement_that_takes_too_long_is_given_up(server: PostgresServer, url: str) -> None:
+    store = PostgresStore(url, "things", timeout=0.2)
+    fill(server, url, rows(50, 2))
+    with pytest.raises(EngineUnavailable, match="QueryCanceled"):
+        store.count("pg_sleep(0.1) IS NOT NULL")
+    assert store.count() == 50
+    store.close()
+
+
+def test_nobody_sees_user_or_password(
+    server: PostgresServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+
+    def attempt(open_: Any) -> None:
+        try:
+            store = open_()
+            shown.extend([repr(store), str(store), store.name])
+            store.count()
+        except AdacurError as error:
+            shown.extend([repr(error), str(error), "".join(traceback.format_exception(error))])
+        else:
+            raise AssertionError("opened")
+
+    monkeypatch.setenv("PGPASSWORD", KNOWN)
+    where = f"{USER}:{PASSWORD}@127.0.0.1"
+    attempt(lambda: PostgresStore(f"postgresql://{where}:1/d", "things"))
+    attempt(lambda: PostgresStore(f"host=127.0.0.1 port=1 user={USER} password={PASSWORD} dbname=d", "things"))
+    attempt(lambda: PostgresStore(server.url(user=USER, password=PASSWORD), "things"))
+    attempt(lambda: PostgresStore(f"postgresql://{where}:port/d", "things"))
+    attempt(lambda: PostgresStore.from_url(f"postgresql://{where}:1/d?sslmod=x&table=things"))
+    attempt(lambda: PostgresStore.from_url(f"postgresql://{where}:1/d"))
+    attempt(lambda: PostgresStore.from_url(f"postgresql://{USER}@127.0.0.1:1/d?table=things&connect_timeout=1"))
+    text = "\n".join([*shown, caplog.text])
+    assert "postgresql://127.0.0.1:1/d?table=things" in text
+    for secret in (USER, PASSWORD, KNOWN):
+        assert secret not in text
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_fields_within_json_make_a_text_and_filter(server: PostgresServer, url: str, kind: str) -> None:
+    """As LangChain, Haystack and LlamaIndex write them."""
+    server.run(f"CREATE TABLE docs (id text PRIMARY KEY, text text, meta {kind}, v vector(1))", url)
+    one, other = '{"lang": "en", "a": {"n": 1}, "tags": ["x"], "none": null}', '{"lang": "de", "title": "T%\'\'s"}'
+    server.run(f"INSERT INTO docs VALUES ('a', 'rivers', '{one}', '[1]'), ('b', 'lakes', '{other}', '[2]')", url)
+    store = PostgresStore(url, "docs", text=("meta.title", "text"))
+    wheres: list[dict[str, Any]] = [
+        {"meta.lang": ["de", "fr"]}, {"meta.a.n": 1}, {"meta.tags": "x"}, {"meta.none": None}, {"meta.lang": None},
+    ]  # fmt: skip
+    assert [store.count(where) for where in wheres] == [1, 1, 1, 1, 0]
+    assert store.best("v", [Nearest(np.ones(1), 2)], where={"meta.lang": "de", "text": "lakes"})[0].keys == ("b",)
+    assert [item.text for item in store.scan()] == ["rivers", "T%'s lakes"]
+    assert store.words("lakes", 2).keys == ("b",)
+    with pytest.raises(UnknownName, match="mota"):
+        store.count({"mota.lang": "de"})
+    assert store.count({"meta.la'ng": "de", 'meta.a"%s': 1}) == 0
+    store.close()
+
+
+def test_the_collections_of_langchain_in_one_table_are_named(server: PostgresServer, url: str, caplog) -> None:
+    first, second = (str(uuid.UUID(int=at)) for at in (1, 2))
+    server.run("CREATE TABLE langchain_pg_collection (uuid uuid PRIMARY KEY, name text)", url)
+    server.run(f"INSERT INTO langchain_pg_collection VALUES ('{first}', 'wines')", url)
+    columns = "id text PRIMARY KEY, collection_id uuid, embedding vector(1), document text, cmetadata jsonb"
+    server.run(f"CREATE TABLE langchain_pg_embedding ({columns})", url)
+    server.run(f"INSERT INTO langchain_pg_embedding VALUES ('a', '{first}', '[1]', 'red', '{{}}')", url)
+
+    def opened() -> PostgresStore:
+        return PostgresStore(url, "langchain_pg_embedding", text="document")
+
+    with contextlib.closing(opened()) as store, caplog.at_level("WARNING"):
+        assert store.count() == 1
+    assert not caplog.records
+    server.run(f"INSERT INTO langchain_pg_collection VALUES ('{second}', 'cheeses')", url)
+    server.run(f"INSERT INTO langchain_pg_embedding VALUES ('b', '{second}', '[2]', 'blue', '{{}}')", url)
+    with contextlib.closing(opened()) as store, caplog.at_level("WARNING"):
+        assert store.count({"collection_id": second}) == 1
+        assert store.count() == 2
+    (record,) = caplog.records
+    assert all(part in record.getMessage() for part in ("wines", "cheeses", second, "collection_id"))
+
+
+def test_a_filter_cannot_reach_a_column_that_answers_do_not_show(server: PostgresServer, url: str) -> None:
+    own_table(server, url, "integer", ["7", "8"])
+    store = PostgresStore(url, "docs", text="title", metadata=["born"])
+    assert store.count({"id": 7, "born": "2020-01-01", "title": "Title 0"}) == 1
+    for hidden in ("year", "body", "v", "yeer"):
+        with pytest.raises(UnknownName, match=hidden) as caught:
+            store.count({hidden: 2020})
+        assert "'id', 'title', 'born'" in str(caught.value)
+        assert "year" not in str(caught.value).replace(f"name {hidden!r}", "")
+    store.close()
+
+
+def test_vectors_without_one_size_are_refused(server: PostgresServer, url: str) -> None:
+    server.run("CREATE TABLE docs (id int PRIMARY KEY, text text, v vector, none vector, half halfvec)", url)
+    server.run("INSERT INTO docs VALUES (1, 'a', '[1,2]', NULL, '[1,2,3]'), (2, 'b', '[1,2,3]', NULL, NULL)", url)
+    store = PostgresStore(url, "docs")
+    assert store.dimensions() == {"v": 2, "half": 3}
+    for ask in (lambda: store.best("none", [Nearest(np.ones(2), 2)]), lambda: store.rows("none", [1])):
+        with pytest.raises(InputError, match="no size yet"):
+            ask()
+    with pytest.raises(InputError, match="dimensions"):
+        store.best("v", [Nearest(np.ones(2), 2)])
+    with pytest.raises(InputError, match="2 has 3, not 2"):
+        store.rows("v", [1, 2])
+    assert store.items([1]) == {1: Item("1", "a", {})}
+    store.close()
+
+
+def test_a_database_or_a_user_that_is_not_there_is_told_at_once(caplog) -> None:
+    url = running_postgres().url("no_such_database")
+    with caplog.at_level("INFO"), pytest.raises(InputError, match="no_such_database"):
+        PostgresStore(url, "things").count()
+    assert "Retrying" not in caplog.text

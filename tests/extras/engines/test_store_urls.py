@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from adacur.errors import AdacurError, InputError
+from adacur.extras.engines import store_urls
+from adacur.extras.engines.postgres import PostgresStore
+from adacur.extras.engines.qdrant import QdrantStore
+from adacur.extras.engines.store_urls import open_store, without_credentials
+from adacur.names import STORES
+
+
+def opened(url: str, **options: Any) -> Any:
+    for module in ("qdrant_client", "lancedb", "psycopg"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    return open_store(url, **options)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("qdrant://db/things", "qdrant://db:6333/things"),
+        ("qdrant://db:99/a%20b", "qdrant://db:99/a%20b"),
+        ("qdrant://[::1]:99/things", "qdrant://[::1]:99/things"),
+        ("qdrant+https://x.cloud/things", "qdrant+https://x.cloud:6333/things"),
+        ("qdrant+https://x.cloud:443/behind/proxy/things", "qdrant+https://x.cloud:443/behind/proxy/things"),
+        ("qdrant://:memory:/things", "qdrant://:memory:/things"),
+    ],
+)
+def test_a_store_can_be_opened_again_by_its_name(url: str, name: str) -> None:
+    assert opened(url).name == name == opened(name).name
+
+
+def test_parameters_name_the_fields_of_an_item_and_options_come_before_them() -> None:
+    store = opened("qdrant://db/things?text=title&text=body&id=doc_id&timeout=3", id_field="mine")
+    assert (store._text, store._id_field) == (("title", "body"), "mine")
+    assert store._client.init_options["timeout"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "qdrant://db/things?tex=body",
+        "qdrant://db/things?timeout=soon",
+        "qdrant://db/things?timeout=nan",
+        "qdrant://db/things?timeout=inf",
+        "qdrant://db/things?timeout=-1",
+        "postgresql://db/things?table=t&timeout=nan",
+        "postgresql://db/things?table=t&connect_timeout=inf",
+        "qdrant://db",
+        "qdrant://db:port/things",
+        "qdrant://[::1/things",
+        "qdrant://me:secret@db/things",
+    ],
+)
+def test_a_url_that_is_unreadable_or_says_too_much_is_refused(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        opened(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("qdrant+https://x.cloud/things", True),
+        ("qdrant://localhost/things", True),
+        ("qdrant://127.0.0.1:99/things", True),
+        ("qdrant://[::1]/things", True),
+        ("qdrant://db/things", False),
+        ("qdrant://127.0.0.1.evil.com/things", False),
+    ],
+)
+def test_the_key_of_the_environment_is_sent_over_https_or_to_this_machine_only(
+    url: str, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QDRANT_API_KEY", "secret")
+    assert opened(url)._client.init_options["api_key"] == ("secret" if sent else None)
+
+
+LANCE = "lancedb:///data/shop/things"
+
+
+@pytest.mark.parametrize("base", ["qdrant://db/things", LANCE, "postgresql://db/shop"])
+def test_every_engine_takes_the_fields_of_text_id_and_vector(base: str) -> None:
+    table = "&table=things" if base.startswith("postgresql") else ""
+    store = opened(f"{base}?text=title&text=body&id=doc&vector=dense{table}")
+    columns = vars(store).get("_columns") or {"text": store._text, "id_field": store._id_field}
+    assert (columns["text"], columns["id_field"], store.vector) == (("title", "body"), "doc", "dense")
+    with pytest.raises(InputError, match=r"takes text, id, vector.*'idd'.*Did you mean.*id"):
+        opened(f"{base}?idd=doc{table}")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("lancedb+s3://bucket/some/folder/things", "lancedb+s3://bucket/some/folder/things"),
+        ("lancedb:///data/my%20shop%3F/things", "lancedb:///data/my%20shop%3F/things"),
+        ("postgres://db/shop?table=things", "postgresql://db:5432/shop?table=things"),
+        ("postgresql://me:secret@db:99/a%2Fb?table=s.things", "postgresql://db:99/a%2Fb?table=s.things"),
+        ("postgresql://a:1,b/shop?table=things", "postgresql://a:1,b:5432/shop?table=things"),
+        ("postgresql:///shop?host=/run/pg&table=things", "postgresql://%2Frun%2Fpg:5432/shop?table=things"),
+        ("postgresql://[::1]:99/shop?table=things", "postgresql://%3A%3A1:99/shop?table=things"),
+        ("postgresql://db/shop?table=%22v1.0%22", "postgresql://db:5432/shop?table=%22v1.0%22"),
+        (
+            "postgresql://db/shop?table=%22s%22.%22v%22%221.0%22",
+            "postgresql://db:5432/shop?table=%22s%22.%22v%22%221.0%22",
+        ),
+    ],
+)
+def test_tables_can_be_opened_again_by_their_names(url: str, name: str) -> None:
+    assert opened(url).name == name == opened(name).name
+
+
+# Halves of a password, between which a URL may break.
+FIRST, SECOND = "hunt", "er2zz"
+URLS = [
+    "{scheme}://{user}:{password}@host/things",
+    "{scheme}://{user}:{password}@host:99/folder/things?table=things&text=a",
+    "{scheme}://{password}@/folder/things?table=x",
+    "{scheme}://host/things?table=x&api_key={password}",
+    "{scheme}://host/things?password={password}&table=x",
+]
+
+
+@given(
+    scheme=st.sampled_from([*STORES, "http", "qdrnt"]),
+    pattern=st.sampled_from(URLS),
+    user=st.text(max_size=4).map(lambda text: f"me{text}"),
+    parts=st.lists(
+        st.text(alphabet=st.sampled_from("/@?#:%[]\\ ,;&=\n\tä℀é1a") | st.characters(), max_size=3),
+        min_size=3,
+        max_size=3,
+    ),
+)
+@example(scheme="qdrant", pattern=URLS[0], user="me", parts=["", "℀", ""])
+@example(scheme="qdrant", pattern=URLS[0], user="me", parts=["", "/", ""])
+@example(scheme="postgresql", pattern=URLS[1], user="me", parts=["", "/", ""])
+@example(scheme="postgresql", pattern=URLS[1], user="me", parts=["", "@", ""])
+@example(scheme="lancedb", pattern=URLS[0], user="me", parts=["", "/", ""])
+@example(scheme="qdrant", pattern=URLS[2], user="me", parts=["/", "", ""])
+@example(scheme="postgresql", pattern=URLS[4], user="me", parts=["", "&", ""])
+@settings(deadline=None, max_examples=400)
+def test_a_password_is_never_shown(scheme: str, pattern: str, user: str, parts: list[str]) -> None:
+    # lancedb:///a@b is a folder.
+    assume(not (pattern == URLS[2] and parts[0].startswith("/") and scheme in store_urls._FOLDERS))
+    password = f"{parts[0]}{FIRST}{parts[1]}{SECOND}{parts[2]}"
+    url = pattern.format(scheme=scheme, user=user, password=password)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    shown = [without_credentials(url)]
+    try:
+        store = opened(url)
+        shown += [store.name, repr(store), str(store)]
+        store.close()
+    except AdacurError as error:
+        shown += [str(error), repr(error), "".join(traceback.format_exception(error)[-2:])]
+    finally:
+        logging.getLogger().removeHandler(handler)
+    shown += [record.getMessage() for record in records]
+    for text in shown:
+        assert FIRST not in text
+        assert SECOND not in text
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:hunt/er2@db", "http://me:hunt@er2@db", "http://me:hunt℀@db", "http://me:hunt"]
+)
+def test_the_address_of_a_server_does_not_show_a_password(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        QdrantStore("things", url=url)
+    assert "hunt" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dsn", ["dbname=postgresql://me:hunt@db/shop", "host=me:hunt@db", "postgres://me:hunt/er2@db/shop"]
+)
+def test_a_password_in_the_wrong_place_of_libpqs_words_is_not_shown(dsn: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PostgresStore(dsn, "things")
+    assert "hunt" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["qdrnt://db/things", "things", "http://me:secret@db/things?api_key=secret"])
+def test_a_url_of_another_kind_is_refused_without_its_credentials(url: str) -> None:
+    with pytest.raises(InputError, match="qdrant://") as caught:
+        open_store(url)
+    assert "secret" not in str(caught.value)
+    assert ("Did you mean" in str(caught.value)) == url.startswith("qdrnt")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:secret@db:5432/shop/things", "postgresql://db:5432/shop/things"),
+        ("postgresql://me:se/c@ret@db/shop", "postgresql://…"),
+        ("postgresql://me:se?cret@db/shop", "postgresql://…"),
+        ("postgresql://me:secret/shop", "postgresql://…"),
+        ("me:secret@db://shop", "…"),
+        (
+            "postgresql://db/shop?user=me&password=se&cret&sslmode=require",
+            "postgresql://db/shop?user=me",
+        ),
+        ("qdrant://db/things?API_KEY=secret", "qdrant://db/things"),
+        ("lancedb:///home/a@b/things", "lancedb:///home/a@b/things"),
+        ("things", "things"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown

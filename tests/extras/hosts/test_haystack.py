@@ -1,0 +1,239 @@
+"""The Haystack components in Haystack's hands: pipelines, files, filters and the life of what they open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from haystack import Document, Pipeline, default_from_dict
+from haystack.core.errors import DeserializationError
+from haystack.document_stores.types import FilterPolicy
+
+import adacur
+from adacur import AnchorIndex
+from adacur.errors import BudgetError, InputError, NotAnIndex, UnknownName
+from adacur.extras.haystack import AdacurRanker, AdacurRetriever
+from tests.host_world import ITEMS, QUERY, make_index, shared_words
+
+SCORER = "tests.host_world:shared_words"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("haystack") / "small.adacur")
+
+
+@pytest.fixture(scope="module")
+def index(path: Path) -> Iterator[AnchorIndex]:
+    with adacur.load(path, scorer=shared_words) as opened:
+        yield opened
+
+
+def pipeline_on(path: Path) -> Pipeline:
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", AdacurRetriever(path, top_k=20, scorer=SCORER, budget=30, first="bm25"))
+    pipeline.add_component("ranker", AdacurRanker(SCORER, top_k=2))
+    pipeline.connect("retriever.documents", "ranker.documents")
+    return pipeline
+
+
+ASKED = {"retriever": {"query": QUERY}, "ranker": {"query": QUERY}}
+
+
+def test_a_pipeline_written_as_yaml_and_read_again_answers_the_same(path: Path, index: AnchorIndex) -> None:
+    pipeline = pipeline_on(path)
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=["adacur"])
+    found = again.run(ASKED)["ranker"]["documents"]
+
+    assert again.to_dict() == pipeline.to_dict()
+    assert found == pipeline.run(ASKED)["ranker"]["documents"]
+    assert [document.id for document in found] == list(index.search(QUERY, 20, budget=30, first="bm25").ids[:2])
+    for one in (pipeline, again):
+        one.close()
+
+
+def test_a_file_is_read_only_by_those_who_trust_adacur(path: Path) -> None:
+    with pytest.raises(DeserializationError, match=r"allowed_modules=\['adacur"):
+        Pipeline.loads(pipeline_on(path).dumps())
+
+
+def test_an_awaited_pipeline_answers_the_same(path: Path) -> None:
+    pipeline = pipeline_on(path)
+
+    assert asyncio.run(pipeline.run_async(ASKED)) == pipeline.run(ASKED)
+    pipeline.close()
+
+
+def test_every_option_survives_the_file(path: Path) -> None:
+    options = {
+        "path": str(path),
+        "top_k": 3,
+        "filters": {"field": "meta.year", "operator": "<", "value": 1520},
+        "filter_policy": "merge",
+        "scorer": SCORER,
+        "encoder": "bge-small-en-v1.5",
+        "cache": "scores.sqlite",
+        "device": "cuda",
+        "check": False,
+        "budget": 30,
+        "rounds": 4,
+        "deadline": 2.5,
+        "method": "adacur",
+        "first": "bm25",
+        "pool": 25,
+        "fuse": 0.5,
+        "seed": 7,
+    }
+    written = AdacurRetriever(**options).to_dict()
+
+    assert written == {"type": "adacur.extras.haystack.AdacurRetriever", "init_parameters": options}
+    assert default_from_dict(AdacurRetriever, written).to_dict() == written
+
+
+def test_objects_serve_in_python_and_are_refused_in_a_file(path: Path) -> None:
+    retriever = AdacurRetriever(path, scorer=shared_words)
+
+    assert retriever.run(QUERY, top_k=1)["documents"]
+    with pytest.raises(InputError, match="function"):
+        retriever.to_dict()
+    with pytest.raises(InputError, match="function"):
+        AdacurRanker(shared_words).to_dict()
+
+
+def test_nothing_is_opened_before_it_is_warmed_up(tmp_path: Path) -> None:
+    retriever, ranker = AdacurRetriever(tmp_path / "none"), AdacurRanker("nonsense")
+
+    with pytest.raises(NotAnIndex):
+        retriever.warm_up()
+    with pytest.raises(UnknownName):
+        ranker.warm_up()
+    with pytest.raises(NotAnIndex):
+        asyncio.run(retriever.warm_up_async())
+    with pytest.raises(UnknownName):
+        asyncio.run(ranker.warm_up_async())
+
+
+class Closable:
+    """A scorer that counts how often it is closed."""
+
+    def __init__(self) -> None:
+        self.scorer = adacur.scorers.FunctionScorer(shared_words)
+        self.card = self.scorer.card
+        self.closed = 0
+
+    def score(self, pairs: Any) -> Any:
+        return self.scorer.score(pairs)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_warming_up_twice_opens_once_and_a_run_after_closing_opens_again(path: Path) -> None:
+    scorer = Closable()
+    retriever = AdacurRetriever(path, scorer=scorer, check=False)
+    retriever.warm_up()
+    retriever.warm_up()
+    before = retriever.run(QUERY)
+    retriever.close()
+    retriever.close()
+
+    assert scorer.closed == 1
+    assert retriever.run(QUERY) == before
+
+
+def test_a_ranker_closes_what_it_opened_and_not_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, named = Closable(), Closable()
+    monkeypatch.setattr("tests.host_world.NAMED", named, raising=False)
+    documents = [Document(content=item.text) for item in ITEMS[:5]]
+    for ranker in (AdacurRanker(given, top_k=1), AdacurRanker("tests.host_world:NAMED", top_k=1)):
+        before = ranker.run(QUERY, documents)
+        ranker.close()
+        ranker.close()
+        assert ranker.run(QUERY, documents) == before
+        assert len(ranker.run(QUERY, documents, top_k=3)["documents"]) == 3
+
+    assert (given.closed, named.closed) == (0, 1)
+
+
+def compared(field: str, operator: str, value: Any) -> dict[str, Any]:
+    return {"field": field, "operator": operator, "value": value}
+
+
+def combined(operator: str, *conditions: dict[str, Any]) -> dict[str, Any]:
+    return {"operator": operator, "conditions": list(conditions)}
+
+
+@pytest.mark.parametrize(
+    ("filters", "passes"),
+    [
+        (compared("meta.year", "<=", 1510), lambda item: item.metadata["year"] <= 1510),
+        (compared("meta.kind", "!=", "ship"), lambda item: item.metadata["kind"] != "ship"),
+        (compared("meta.kind", "in", ["ship", "city"]), lambda item: item.metadata["kind"] in ("ship", "city")),
+        (compared("meta.kind", "not in", ["ship"]), lambda item: item.metadata["kind"] != "ship"),
+        (compared("id", "in", ["item-3", "item-9"]), lambda item: item.id in ("item-3", "item-9")),
+        (
+            combined(
+                "AND",
+                compared("meta.year", ">", 1510),
+                combined("OR", compared("meta.kind", "==", "ship"), compared("meta.kind", "==", "city")),
+                combined("NOT", compared("meta.year", ">", 1540)),
+            ),
+            lambda item: 1510 < item.metadata["year"] <= 1540 and item.metadata["kind"] in ("ship", "city"),
+        ),
+        ({}, lambda item: True),
+    ],
+    ids=["compare", "not equal", "in", "not in", "id", "and or not", "none"],
+)
+def test_filters_mean_what_haystack_says(
+    path: Path, index: AnchorIndex, filters: dict[str, Any], passes: Callable[[Any], bool]
+) -> None:
+    retriever = AdacurRetriever(path, top_k=60, scorer=shared_words, method="exact")
+    found = retriever.run(QUERY, filters=filters)["documents"]
+
+    assert [document.id for document in found] == list(index.search(QUERY, 60, method="exact", filter=passes).ids)
+
+
+def test_filters_of_a_run_replace_those_of_the_component_or_join_them(path: Path) -> None:
+    def years(policy: str | FilterPolicy) -> set[int]:
+        own = compared("meta.kind", "==", "ship")
+        retriever = AdacurRetriever(path, 60, own, policy, scorer=shared_words, method="exact")
+        found = retriever.run(QUERY, filters=compared("meta.year", "<", 1508))["documents"]
+        return {document.meta["year"] for document in found}
+
+    assert years("replace") == years(FilterPolicy.REPLACE) == set(range(1500, 1508))
+    assert years("merge") == years(FilterPolicy.MERGE) == {1503, 1507}
+    with pytest.raises(ValueError, match="sometimes"):
+        years("sometimes")
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"field": "meta.year", "operator": "~", "value": 3}, "Unknown comparison operator '~'"),
+        ({"operator": "AND"}, "'conditions' key missing"),
+        ({"field": "meta.kind", "operator": ">", "value": "ship"}, "Can't compare strings"),
+    ],
+)
+def test_a_filter_that_cannot_be_applied_says_why(path: Path, filters: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        AdacurRetriever(path, scorer=shared_words).run(QUERY, filters=filters)
+
+
+def test_a_top_k_that_is_no_count_is_refused(path: Path) -> None:
+    for make in (lambda: AdacurRetriever(path, top_k=0), lambda: AdacurRanker(SCORER, top_k=-1)):
+        with pytest.raises(BudgetError):
+            make()
+    for run in (
+        lambda: AdacurRetriever(path, scorer=SCORER).run(QUERY, top_k=0),
+        lambda: AdacurRanker(SCORER).run(QUERY, [Document(content="a")], top_k=0),
+    ):
+        with pytest.raises(BudgetError):
+            run()
+
+
+def test_a_document_without_a_text_cannot_be_ranked() -> None:
+    with pytest.raises(InputError, match="'picture'"):
+        AdacurRanker(SCORER).run(QUERY, [Document(id="picture")])

@@ -1,0 +1,534 @@
+"""What every host's retriever and re-ranker promises: what the index finds, in the words of the host."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adacur
+from adacur import Item
+from adacur.errors import AdacurError, BudgetError, EmptyInput, InputError, NotAnIndex, ScorerFailed
+from adacur.options import SEARCH_OPTIONS
+from adacur.scorers import FunctionScorer, Metered
+from adacur.search import search_options
+from tests.host_world import ITEMS, QUERY, make_index, shared_words
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a host shows of one hit."""
+
+    id: str
+    text: str
+    score: float
+    metadata: dict[str, Any]
+
+
+class Host:
+    """A retriever and a re-ranker of a host, asked in the host's own way."""
+
+    retriever: Any
+
+    @abstractmethod
+    def open(self, path: Path, *, k: int, **options: Any) -> None: ...
+
+    @abstractmethod
+    def retrieve(self, query: str) -> list[Found]: ...
+
+    @abstractmethod
+    async def aretrieve(self, query: str) -> list[Found]: ...
+
+    @abstractmethod
+    def only(self, kind: str, *, name: str = "kind") -> dict[str, Any]:
+        """Options that let items pass that have this kind under this name."""
+
+    @abstractmethod
+    def documents(self, texts: Sequence[str]) -> list[Any]: ...
+
+    @abstractmethod
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]: ...
+
+    @abstractmethod
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]: ...
+
+    @abstractmethod
+    def items_of(self, documents: list[Any]) -> list[Item]: ...
+
+
+class LangChain(Host):
+    def __init__(self) -> None:
+        from adacur.extras import langchain
+
+        self.module = langchain
+
+    def open(self, path: Path, *, k: int, **options: Any) -> None:
+        self.retriever = self.module.AdacurRetriever.from_path(path, k=k, **options)
+
+    def retrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in self.retriever.invoke(query)]
+
+    async def aretrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in await self.retriever.ainvoke(query)]
+
+    def only(self, kind: str, *, name: str = "kind") -> dict[str, Any]:
+        return {"filter": {name: kind}}
+
+    def documents(self, texts: Sequence[str]) -> list[Any]:
+        from langchain_core.documents import Document
+
+        return [Document(id=f"d{n}", page_content=text, metadata={"n": n}) for n, text in enumerate(texts)]
+
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        best = self.module.AdacurReranker(scorer=scorer, top_n=k).compress_documents(documents, query)
+        return [self.found(document) for document in best]
+
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        best = await self.module.AdacurReranker(scorer=scorer, top_n=k).acompress_documents(documents, query)
+        return [self.found(document) for document in best]
+
+    def items_of(self, documents: list[Any]) -> list[Item]:
+        return self.module.items_of(documents)
+
+    @staticmethod
+    def found(document: Any) -> Found:
+        metadata = dict(document.metadata)
+        assert metadata.pop("id", document.id) == document.id
+        return Found(document.id, document.page_content, metadata.pop("relevance_score"), metadata)
+
+
+class LlamaIndex(Host):
+    def __init__(self) -> None:
+        from adacur.extras import llama_index
+
+        self.module = llama_index
+
+    def open(self, path: Path, *, k: int, **options: Any) -> None:
+        self.retriever = self.module.AdacurRetriever.from_path(path, similarity_top_k=k, **options)
+
+    def retrieve(self, query: str) -> list[Found]:
+        return [self.found(node) for node in self.retriever.retrieve(query)]
+
+    async def aretrieve(self, query: str) -> list[Found]:
+        return [self.found(node) for node in await self.retriever.aretrieve(query)]
+
+    def only(self, kind: str, *, name: str = "kind") -> dict[str, Any]:
+        from llama_index.core.vector_stores.types import MetadataFilter, MetadataFilters
+
+        return {"filters": MetadataFilters(filters=[MetadataFilter(key=name, value=kind)])}
+
+    def documents(self, texts: Sequence[str]) -> list[Any]:
+        from llama_index.core.schema import NodeWithScore, TextNode
+
+        return [
+            NodeWithScore(node=TextNode(id_=f"d{n}", text=text, metadata={"n": n}), score=-1.0)
+            for n, text in enumerate(texts)
+        ]
+
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        best = self.module.AdacurReranker(scorer=scorer, top_n=k).postprocess_nodes(documents, query_str=query)
+        return [self.found(node) for node in best]
+
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        reranker = self.module.AdacurReranker(scorer=scorer, top_n=k)
+        return [self.found(node) for node in await reranker.apostprocess_nodes(documents, query_str=query)]
+
+    def items_of(self, documents: list[Any]) -> list[Item]:
+        return self.module.items_of([document.node for document in documents])
+
+    @staticmethod
+    def found(node: Any) -> Found:
+        return Found(node.node.node_id, node.node.text, node.score, node.node.metadata)
+
+
+class Haystack(Host):
+    def __init__(self) -> None:
+        from adacur.extras import haystack
+
+        self.module = haystack
+
+    def open(self, path: Path, *, k: int, **options: Any) -> None:
+        self.retriever = self.module.AdacurRetriever(path, k, **options)
+        self.retriever.warm_up()
+
+    def retrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in self.retriever.run(query)["documents"]]
+
+    async def aretrieve(self, query: str) -> list[Found]:
+        return [self.found(document) for document in (await self.retriever.run_async(query))["documents"]]
+
+    def only(self, kind: str, *, name: str = "kind") -> dict[str, Any]:
+        return {"filters": {"field": f"meta.{name}", "operator": "==", "value": kind}}
+
+    def documents(self, texts: Sequence[str]) -> list[Any]:
+        from haystack import Document
+
+        return [Document(id=f"d{n}", content=text, meta={"n": n}, score=-1.0) for n, text in enumerate(texts)]
+
+    def rerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        ranker = self.module.AdacurRanker(scorer, k)
+        return [self.found(document) for document in ranker.run(query, documents)["documents"]]
+
+    async def arerank(self, scorer: Any, query: str, documents: list[Any], *, k: int) -> list[Found]:
+        ranker = self.module.AdacurRanker(scorer, k)
+        return [self.found(document) for document in (await ranker.run_async(query, documents))["documents"]]
+
+    def items_of(self, documents: list[Any]) -> list[Item]:
+        return self.module.items_of(documents)
+
+    @staticmethod
+    def found(document: Any) -> Found:
+        return Found(document.id, document.content, document.score, document.meta)
+
+
+HOSTS: dict[str, Callable[[], Host]] = {"langchain": LangChain, "llama-index": LlamaIndex, "haystack": Haystack}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("hosts") / "small.adacur")
+
+
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest) -> Host:
+    return HOSTS[request.param]()
+
+
+@pytest.fixture
+def scorer() -> Metered:
+    return Metered(FunctionScorer(shared_words))
+
+
+def expected(path: Path, **options: Any) -> list[Found]:
+    """What the index itself finds."""
+    with adacur.load(path, scorer=shared_words, check=False) as index:
+        return [
+            Found(hit.id, hit.item.text, hit.score, dict(hit.item.metadata) | {"rank": hit.rank, "round": hit.round})
+            for hit in index.search(QUERY, options.pop("k"), **search_options(index, **options))
+        ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 5, "budget": 20},
+        {"k": 3, "budget": 30, "rounds": 3, "method": "adacur", "seed": 7},
+        {"k": 4, "budget": 12, "method": "rerank", "first": "random", "seed": 1},
+        {"k": 60, "method": "exact"},
+        {"k": 2, "budget": 20, "pool": 10, "first": "bm25"},
+    ],
+    ids=str,
+)
+def test_a_host_finds_what_the_index_finds(host: Host, path: Path, scorer: Metered, options: dict[str, Any]) -> None:
+    host.open(path, scorer=scorer, check=False, **options)
+
+    assert host.retrieve(QUERY) == expected(path, **options)
+
+
+@pytest.mark.parametrize("budget", [1, 25, 100])
+def test_no_host_spends_more_than_the_budget(host: Host, path: Path, scorer: Metered, budget: int) -> None:
+    host.open(path, k=1, budget=budget, scorer=scorer, check=False)
+
+    for search in range(1, 4):
+        host.retrieve(f"{QUERY} {search}")
+        assert scorer.calls == search * min(budget, len(ITEMS))
+
+
+def test_an_awaited_search_finds_the_same_for_the_same_calls(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False)
+    plain, calls = host.retrieve(QUERY), scorer.calls
+
+    async def several() -> list[list[Found]]:
+        return await asyncio.gather(*(host.aretrieve(QUERY) for _ in range(3)))
+
+    assert asyncio.run(several()) == [plain] * 3
+    assert scorer.calls == 4 * calls
+
+
+def test_an_awaited_search_does_not_hold_up_the_event_loop(host: Host, path: Path) -> None:
+    freed = threading.Event()
+
+    def patient(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        assert freed.wait(30), "the event loop stood still while the scorer worked"
+        return shared_words(pairs)
+
+    host.open(path, k=3, budget=10, scorer=patient, check=False)
+
+    async def search() -> list[Found]:
+        under_way = asyncio.create_task(host.aretrieve(QUERY))
+        await asyncio.sleep(0.05)
+        freed.set()
+        return await under_way
+
+    assert asyncio.run(search()) == expected(path, k=3, budget=10)
+
+
+def test_a_filter_lets_only_what_it_says_pass(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("river"))
+
+    assert host.retrieve(QUERY) == expected(path, k=5, budget=20, filter=lambda item: item.metadata["kind"] == "river")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"year": [1503, 1507, 1511]},
+        {"kind": "ship", "year": 1511},
+        {"document": ["item-3", "item-9"]},
+        {"rivals": "item-5"},
+        ["item-3", "item-9"],
+        lambda item: item.metadata["year"] > 1550,
+    ],
+    ids=["any of", "two names", "documents", "a list in metadata", "ids", "a function"],
+)
+def test_a_filter_means_what_it_means_in_a_search(host: Host, path: Path, scorer: Metered, where: Any) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False, filter=where)
+
+    assert host.retrieve(QUERY) == expected(path, k=5, budget=20, filter=where) != []
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "budget": {"budget": "7 calls"},
+    "deadline": {"budget": 10, "deadline": 60.0},
+    "tokens": {"tokens": 150},
+    "cost": {"cost": "0.05 USD", "price": "0.01 USD / call"},
+    "price": {"price": "0.01 USD / call", "budget": 9},
+    "method": {"method": "rerank", "budget": 8},
+    "first": {"first": "random", "budget": 8},
+    "pool": {"pool": 10, "budget": 12},
+    "fuse": {"fuse": 0.5, "budget": 12},
+    "filter": {"filter": {"kind": ["ship", "city"]}, "budget": 12},
+    "min_relevance": {"min_relevance": 0.5, "budget": 40},
+    "min_score": {"min_score": 5.0, "budget": 40},
+    "effort": {"effort": "auto"},
+}
+
+
+@pytest.mark.parametrize("name", SEARCH_OPTIONS)
+def test_every_option_of_a_search_is_an_option_of_a_host(host: Host, path: Path, scorer: Metered, name: str) -> None:
+    def told(find: Callable[[], list[Found]]) -> Any:
+        try:
+            return [(one.id, one.score, one.metadata["round"]) for one in find()]
+        except AdacurError as error:
+            return str(error)
+
+    options = OPTIONS[name]
+    host.open(path, k=4, scorer=scorer, check=False, **options)
+
+    assert told(lambda: host.retrieve(QUERY)) == told(lambda: searched(path, k=4, **options)) != []
+
+
+def searched(path: Path, *, k: int, **options: Any) -> list[Found]:
+    with adacur.load(path, scorer=shared_words, check=False) as index:
+        hits = index.search(QUERY, k, **search_options(index, **options))
+        scores = hits.scores if hits.fused is None else hits.fused
+        return [
+            Found(id_, "", float(score), {"round": int(number)})
+            for id_, score, number in zip(hits.ids, scores, hits.rounds, strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The items in a table of LanceDB, their metadata as other libraries write them."""
+    lancedb, pa = pytest.importorskip("lancedb"), pytest.importorskip("pyarrow")
+    folder = tmp_path_factory.mktemp("lance")
+    columns = {
+        "id": [item.id for item in ITEMS],
+        "text": [item.text for item in ITEMS],
+        "year": [item.metadata["year"] for item in ITEMS],
+        "metadata": [{"kind": item.metadata["kind"]} for item in ITEMS],
+    }
+    made = lancedb.connect(folder).create_table("docs", pa.table(columns))
+    made.create_index("text", config=lancedb.index.FTS())
+    return f"lancedb://{folder}/docs"
+
+
+@pytest.mark.parametrize("where", [{"year": 1511}, {"year": [1503, 1511, 1512]}, {"metadata.kind": ["ship", "city"]}])
+def test_a_filter_means_the_same_over_an_engine(host: Host, table: str, where: dict[str, Any]) -> None:
+    host.open(table, k=5, budget=20, scorer=shared_words, filter=where)
+    with adacur.load(table, scorer=shared_words) as index:
+        ids = index.search(QUERY, 5, budget=20, filter=where).ids
+
+    assert [one.id for one in host.retrieve(QUERY)] == list(ids) != []
+
+
+def test_a_hosts_own_filter_by_equal_values_works_over_an_engine(host: Host, table: str) -> None:
+    host.open(table, k=5, budget=20, scorer=shared_words, **host.only("ship", name="metadata.kind"))
+
+    assert {one.metadata["metadata"]["kind"] for one in host.retrieve(QUERY)} == {"ship"}
+
+
+def test_a_hosts_own_filter_that_an_engine_cannot_run_is_refused_with_the_way_round(table: str) -> None:
+    from llama_index.core.vector_stores.types import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+
+    few = [MetadataFilter(key="year", value=1520), MetadataFilter(key="year", value=1521)]
+    later = [MetadataFilter(key="year", value=1520, operator=FilterOperator.GT)]
+    either, all_ = FilterCondition.OR, FilterCondition.AND
+    for filters, condition in ((few, either), (later, all_), (few, all_), (later, FilterCondition.NOT)):
+        given = {"filters": MetadataFilters(filters=filters, condition=condition)}
+        with pytest.raises(InputError, match="filter="):
+            LlamaIndex().open(table, k=5, budget=20, scorer=shared_words, **given)
+    for field, operator in (("meta.year", ">"), ("content", "==")):
+        host = Haystack()
+        host.open(table, k=5, scorer=shared_words, filters={"field": field, "operator": operator, "value": 1520})
+        with pytest.raises(InputError, match="filter="):
+            host.retrieve(QUERY)
+
+
+@pytest.mark.parametrize("kind", ["llama-index", "haystack"])
+def test_two_filters_at_once_are_refused(kind: str, path: Path, scorer: Metered) -> None:
+    host = HOSTS[kind]()
+
+    def ask() -> None:
+        host.open(path, k=5, scorer=scorer, check=False, filter={"kind": "ship"}, **host.only("ship"))
+        host.retrieve(QUERY)
+
+    with pytest.raises(InputError, match="not both"):
+        ask()
+
+
+def test_a_filter_that_nothing_passes_finds_nothing_and_costs_nothing(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("volcano"))
+
+    assert host.retrieve(QUERY) == asyncio.run(host.aretrieve(QUERY)) == []
+    assert scorer.calls == 0
+    with pytest.raises(EmptyInput):
+        host.retrieve(" ")
+
+
+def test_with_fuse_the_score_is_what_orders_and_exact_is_the_scorers_own(
+    host: Host, path: Path, scorer: Metered
+) -> None:
+    host.open(path, k=10, budget=40, fuse=3.0, scorer=scorer, check=False)
+    found = host.retrieve(QUERY)
+    own = shared_words([(QUERY, one.text) for one in found])
+
+    assert [one.metadata["exact"] for one in found] == pytest.approx(own)
+    assert own != sorted(own, reverse=True), "an order that fuse does not change shows nothing"
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_what_a_search_changes_in_a_document_does_not_change_the_index(host: Host, path: Path, scorer: Metered) -> None:
+    host.open(path, k=5, budget=20, scorer=scorer, check=False)
+    first = host.retrieve(QUERY)
+    for one in first:
+        one.metadata.clear()
+
+    assert host.retrieve(QUERY) == expected(path, k=5, budget=20)
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "error"),
+    [
+        ("", {"k": 5}, EmptyInput),
+        (QUERY, {"k": 50, "budget": 20}, BudgetError),
+        (QUERY, {"k": 5, "method": "magic"}, AdacurError),
+        (QUERY, {"k": 5, "method": "exact", "budget": 20}, InputError),
+        (QUERY, {"k": 5, "first": "dense"}, AdacurError),
+    ],
+    ids=["no query", "k over budget", "unknown method", "useless option", "no such first stage"],
+)
+def test_what_the_index_refuses_is_told_as_the_index_tells_it(
+    host: Host, path: Path, scorer: Metered, query: str, options: dict[str, Any], error: type[AdacurError]
+) -> None:
+    options = dict(options)
+    host.open(path, scorer=scorer, check=False, **options)
+    with pytest.raises(error) as own:
+        host.retrieve(query)
+    with adacur.load(path, scorer=shared_words, check=False) as index, pytest.raises(error) as indexes:
+        index.search(query, options.pop("k"), **search_options(index, **options))
+
+    assert str(own.value) == str(indexes.value)
+    assert scorer.calls == 0
+
+
+def test_a_folder_that_is_no_index_is_refused_when_it_is_opened(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(NotAnIndex):
+        host.open(tmp_path, k=3)
+
+
+def test_a_scorer_that_fails_is_named(host: Host, path: Path) -> None:
+    def broken(pairs: object) -> list[float]:
+        raise RuntimeError("out of memory")
+
+    host.open(path, k=3, scorer=broken, check=False)
+    with pytest.raises(ScorerFailed, match=r"broken.*out of memory"):
+        host.retrieve(QUERY)
+
+
+def test_closing_closes_the_scorer(host: Host, path: Path) -> None:
+    class Closing:
+        def __init__(self) -> None:
+            self.scorer = FunctionScorer(shared_words)
+            self.card = self.scorer.card
+            self.closed = False
+
+        def score(self, pairs: Any) -> Any:
+            return self.scorer.score(pairs)
+
+        def close(self) -> None:
+            self.closed = True
+
+    scorer = Closing()
+    host.open(path, k=3, scorer=scorer, check=False)
+    host.retrieve(QUERY)
+    assert not scorer.closed
+    host.retriever.close()
+
+    assert scorer.closed
+
+
+def texts() -> list[str]:
+    return [item.text for item in ITEMS[20:32]]
+
+
+def test_a_reranker_scores_every_document_once_and_keeps_the_best(host: Host, scorer: Metered) -> None:
+    documents = host.documents(texts())
+    best = host.rerank(scorer, QUERY, documents, k=4)
+
+    scores = dict(zip(range(12), shared_words([(QUERY, text) for text in texts()]), strict=True))
+    order = sorted(scores, key=lambda n: -scores[n])[:4]
+    assert [one.id for one in best] == [f"d{n}" for n in order]
+    assert [one.text for one in best] == [texts()[n] for n in order]
+    assert [one.score for one in best] == pytest.approx([scores[n] for n in order])
+    assert [one.metadata["n"] for one in best] == order
+    assert scorer.calls == 12
+    assert documents == host.documents(texts()), "what is given is not changed"
+
+
+def test_an_awaited_reranking_is_the_same(host: Host, scorer: Metered) -> None:
+    documents = host.documents(texts())
+
+    assert asyncio.run(host.arerank(scorer, QUERY, documents, k=4)) == host.rerank(scorer, QUERY, documents, k=4)
+
+
+def test_no_documents_are_ranked_without_a_call(host: Host, scorer: Metered) -> None:
+    assert host.rerank(scorer, QUERY, [], k=4) == asyncio.run(host.arerank(scorer, QUERY, [], k=4)) == []
+    assert scorer.calls == 0
+
+
+def test_documents_that_score_alike_keep_their_order(host: Host) -> None:
+    best = host.rerank(lambda pairs: [1.0] * len(pairs), QUERY, host.documents(texts()), k=12)
+
+    assert [one.id for one in best] == [f"d{n}" for n in range(12)]
+
+
+def test_a_scorer_that_answers_nonsense_ranks_nothing(host: Host) -> None:
+    with pytest.raises(AdacurError, match="nan"):
+        host.rerank(lambda pairs: [float("nan")] * len(pairs), QUERY, host.documents(texts()), k=2)
+    with pytest.raises(EmptyInput):
+        host.rerank(shared_words, " ", host.documents(texts()), k=2)
+
+
+def test_documents_of_a_host_become_items_with_id_text_and_metadata(host: Host) -> None:
+    items = host.items_of(host.documents(texts()))
+
+    assert items == [Item(f"d{n}", text, {"n": n}) for n, text in enumerate(texts())]

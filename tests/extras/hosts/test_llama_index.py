@@ -1,0 +1,140 @@
+"""The LlamaIndex retriever in LlamaIndex's hands: query engines, callbacks and metadata filters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.vector_stores.types import FilterOperator, MetadataFilter, MetadataFilters
+
+import adacur
+from adacur import AnchorIndex, Item
+from adacur.errors import InputError
+from adacur.extras.llama_index import AdacurReranker, AdacurRetriever
+from tests.host_world import QUERY, make_index, shared_words
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnchorIndex]:
+    path: Path = make_index(tmp_path_factory.mktemp("llama") / "small.adacur")
+    with adacur.load(path, scorer=shared_words) as opened:
+        yield opened
+
+
+def test_a_query_engine_answers_from_what_was_found(index: AnchorIndex) -> None:
+    retriever = AdacurRetriever(index, similarity_top_k=3, budget=20)
+    engine = RetrieverQueryEngine.from_args(retriever, llm=MockLLM())
+    hits = index.search(QUERY, 3, budget=20)
+
+    for response in (engine.query(QUERY), asyncio.run(engine.aquery(QUERY))):
+        assert [node.node_id for node in response.source_nodes] == list(hits.ids)
+        # The mock answers with its prompt.
+        assert all(hit.item.text in str(response) for hit in hits)
+        assert "kind: ship" in str(response), "a language model reads the item's own metadata"
+        assert "round:" not in str(response), "what the search knows is not for a language model"
+
+
+def test_a_query_engine_reranks_with_a_postprocessor(index: AnchorIndex) -> None:
+    engine = RetrieverQueryEngine.from_args(
+        AdacurRetriever(index, similarity_top_k=20, budget=20, method="rerank", first="random"),
+        llm=MockLLM(),
+        node_postprocessors=[AdacurReranker(scorer=index.scorer, top_n=2)],
+    )
+    wide = index.search(QUERY, 20, budget=20, method="rerank", first="random")
+
+    assert [node.node_id for node in engine.query(QUERY).source_nodes] == list(wide.ids[:2])
+
+
+def test_the_callback_manager_hears_of_retrieving(index: AnchorIndex) -> None:
+    heard = LlamaDebugHandler(print_trace_on_end=False)
+    nodes = AdacurRetriever(index, similarity_top_k=3, callback_manager=CallbackManager([heard])).retrieve(QUERY)
+
+    ((_, retrieved),) = heard.get_event_pairs(CBEventType.RETRIEVE)
+    assert retrieved.payload[EventPayload.NODES] == nodes
+
+
+def one(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> MetadataFilter:
+    return MetadataFilter(key=key, value=value, operator=operator)
+
+
+@pytest.mark.parametrize(
+    ("filters", "passes"),
+    [
+        ([one("year", 1510, FilterOperator.LT)], lambda item: item["year"] < 1510),
+        ([one("kind", ["ship", "city"], FilterOperator.IN)], lambda item: item["kind"] in ("ship", "city")),
+        ([one("rivals", "item-8", FilterOperator.CONTAINS)], lambda item: "item-8" in item["rivals"]),
+        ([one("kind", "MOUNT", FilterOperator.TEXT_MATCH_INSENSITIVE)], lambda item: item["kind"] == "mountain"),
+        ([one("colour", None, FilterOperator.IS_EMPTY)], lambda item: True),
+        (
+            [one("kind", "ship"), one("year", 1520, FilterOperator.GTE)],
+            lambda item: item["kind"] == "ship" and item["year"] >= 1520,
+        ),
+        ([], lambda item: True),
+    ],
+    ids=["less", "in", "contains", "text", "empty field", "and", "none"],
+)
+def test_filters_mean_what_llama_index_says(
+    index: AnchorIndex, filters: list[Any], passes: Callable[[Any], bool]
+) -> None:
+    retriever = AdacurRetriever(index, similarity_top_k=60, method="exact", filters=MetadataFilters(filters=filters))
+    allowed = index.search(QUERY, 60, method="exact", filter=lambda item: passes(item.metadata))
+
+    assert [node.node_id for node in retriever.retrieve(QUERY)] == list(allowed.ids)
+
+
+def test_a_filter_that_cannot_be_applied_names_the_item(index: AnchorIndex) -> None:
+    filters = MetadataFilters(filters=[one("kind", 3, FilterOperator.GT)])
+    retriever = AdacurRetriever(index, filters=filters)
+
+    with pytest.raises(InputError, match=r"'item-0'.*'kind'.*'river'"):
+        retriever.retrieve(QUERY)
+
+
+def test_two_ways_to_filter_at_once_are_refused(index: AnchorIndex) -> None:
+    with pytest.raises(InputError, match="not both"):
+        AdacurRetriever(index, filters=MetadataFilters(filters=[]), filter=["item-1"])
+
+
+def test_what_nobody_can_use_is_refused(index: AnchorIndex) -> None:
+    with pytest.raises(InputError, match="from_path"):
+        AdacurRetriever("small.adacur")
+    with pytest.raises(InputError, match="does not take budgt"):
+        AdacurRetriever(index, budgt=3).retrieve(QUERY)
+    with pytest.raises(ValueError, match="topn"):
+        AdacurReranker(scorer=shared_words, topn=3)
+
+
+def test_a_reranker_scores_the_bare_text_unless_told(index: AnchorIndex) -> None:
+    nodes = [
+        NodeWithScore(node=TextNode(text="a boat", metadata={"kind": "ship of the coast"})),
+        NodeWithScore(node=TextNode(text="a ship of stone")),
+    ]
+
+    def best(**options: Any) -> str:
+        reranker = AdacurReranker(scorer=index.scorer, top_n=1, **options)
+        return reranker.postprocess_nodes(nodes, query_str="ship of the coast")[0].text
+
+    assert best() == "a ship of stone"
+    assert best(metadata_mode=MetadataMode.EMBED) == "a boat"
+
+
+def test_a_reranker_without_a_query_is_refused() -> None:
+    with pytest.raises(InputError, match="query_str"):
+        AdacurReranker(scorer=shared_words).postprocess_nodes([NodeWithScore(node=TextNode(text="a"))])
+
+
+def test_what_is_closed_is_refused() -> None:
+    index = AnchorIndex.from_items([Item("a", "a ship")], scorer=shared_words)
+    retriever = AdacurRetriever(index, similarity_top_k=1)
+    assert [node.node_id for node in retriever.retrieve("a ship")] == ["a"]
+    retriever.close()
+
+    with pytest.raises(InputError, match="closed"):
+        retriever.retrieve("a ship")

@@ -1,0 +1,454 @@
+"""`adacur train` as its users meet it: real folders, and a model small enough to be made here.
+
+Processes are real where one is killed or interrupted, and where its stdout or what it imports is the point; elsewhere
+the command runs in this one, since importing torch takes longer than most of what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur.data import read_beir
+from adacur.extras.train import TeacherScores, distill, train_cross_encoder, train_dual_encoder
+from adacur.requirements import install_command
+from adacur.scorers import EmbHead, export_onnx
+from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+
+COMMANDS = ("cross-encoder", "dual-encoder", "distill")
+N_ITEMS, N_QUERIES = 60, 40
+# A second or so of training, and a checkpoint after every epoch.
+OPTIONS = ("head=cls", "negatives=5", "depth=20", "shortlist=20", "learning_rate=1e-3", "batch_queries=4", "patience=0")
+QUICK = ("--base", "tiny", "--epochs", 4, *(part for one in OPTIONS for part in ("--set", one)))
+SCORERS = """
+import adacur
+
+def shared(pairs):
+    return [len(set(query.split()) & set(text.split())) - len(text) / 100 for query, text in pairs]
+
+def enormous(pairs):
+    return [1e30 * (1 + len(text)) for query, text in pairs]
+
+named = adacur.scorer(shared, name="shared-1")
+named_enormous = adacur.scorer(enormous, name="enormous-1")
+"""
+
+
+def settings(out: Path) -> dict[str, Any]:
+    begun = json.loads((out / "training" / "run.json").read_text())
+    return begun | begun.pop("settings")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A tiny model is no faster with more, and several times as slow where others are at work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection, a base model and scorers; nobody may change them."""
+    folder = tmp_path_factory.mktemp("shop")
+    tiny_transformer(folder / "tiny", layers=1)
+    (folder / "my_scorers.py").write_text(SCORERS)
+    rng = np.random.default_rng(0)
+    texts = [[str(word) for word in rng.choice(WORDS, 6)] for _ in range(N_ITEMS)]
+    (folder / "beir" / "qrels").mkdir(parents=True)
+    write_lines(folder / "beir" / "corpus.jsonl", [{"_id": f"i{n}", "text": " ".join(t)} for n, t in enumerate(texts)])
+    questions = [{"_id": f"q{n}", "text": " ".join([*texts[n][:2], f"w{n}"])} for n in range(N_QUERIES)]
+    write_lines(folder / "beir" / "queries.jsonl", questions)
+    judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(N_QUERIES)})
+    # With copies there are more than the best 100 to learn from.
+    copies = (folder / "beir" / "corpus.jsonl").read_text()
+    (folder / "twice.jsonl").write_text(copies + copies.replace('"i', '"j'))
+    built = here("build", "twice.jsonl", "i.adacur", "--scorer", "my_scorers:shared", "-n", 30, cwd=folder)
+    assert built.code == 0, built
+    return folder
+
+
+def judge(folder: Path, qrels: dict[str, dict[str, int]], split: str = "train") -> None:
+    rows = [f"{query}\t{item}\t{grade}\n" for query, own in qrels.items() for item, grade in own.items()]
+    (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+
+
+@pytest.fixture
+def folder(shop: Path, tmp_path: Path) -> Path:
+    """A folder of one's own, with the same in it."""
+    shutil.copytree(shop, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def train(
+    folder: Path, out: str, *options: object, what: str = "cross-encoder", data: str = "beir", ran: Any = here
+) -> Ran:
+    return ran("train", what, data, out, *options, cwd=folder)
+
+
+def losses(out: Path) -> list[float]:
+    """The loss of every update."""
+    lines = json.loads((out / "training" / "result.json").read_text())["log"]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def training(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """A folder with a finished cross-encoder in it, and what the process said that trained it without interruption."""
+    folder = tmp_path_factory.mktemp("trained") / "shop"
+    shutil.copytree(shop, folder)
+    ran = train(folder, "reranker", *QUICK, "--json", ran=run)
+    assert ran.code == 0, ran
+    return folder, ran
+
+
+@pytest.fixture(scope="module")
+def trained(training: tuple[Path, Ran]) -> Path:
+    return training[0]
+
+
+# ── what comes out ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_trained_cross_encoder_is_opened_by_its_path_by_torch_and_as_onnx(trained: Path) -> None:
+    export_onnx(trained / "reranker", trained / "as-onnx")
+    collection = read_beir(trained / "beir")
+    pairs = [(query, item) for query in collection.queries[:5] for item in collection.items[:40]]
+
+    with adacur.scorers.TorchCrossEncoder(trained / "reranker", device="cpu") as torch_scorer:
+        expected = torch_scorer.score(pairs)
+    with adacur.scorers.OnnxCrossEncoder(trained / "as-onnx") as onnx_scorer:
+        np.testing.assert_allclose(onnx_scorer.score(pairs), expected, atol=1e-3)
+
+    built = here("build", "beir", "by-onnx.adacur", "--scorer", "as-onnx", "-n", 4, cwd=trained)
+    assert built.code == 0, built
+    found = here("search", "by-onnx.adacur", "w1 w2", "-k", 2, "--budget", 9, "--scorer", "reranker", cwd=trained)
+    assert found.code == 0, found
+
+
+def test_an_emb_cross_encoder_is_trained_with_its_tags(folder: Path) -> None:
+    emb = ("--set", "head=emb", "--set", "add_tags=true", "--set", "max_item_tokens=12")
+    ran = train(folder, "emb", *QUICK, *emb, "--epochs", 1)
+    assert ran.code == 0, ran
+    # It learnt from cut items, and is to score such.
+    assert "--scorer emb --max-item-tokens 12" in ran.err
+    assert EmbHead.from_config(json.loads((folder / "emb" / "config.json").read_text())) is not None
+
+
+def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_of_a_training(folder: Path) -> None:
+    tiny = ("--base", "tiny", "--set", "learning_rate=1e-3", "--set", "batch_queries=8", "--epochs", 1)
+    ran = train(folder, "dual", *tiny, what="dual-encoder")
+    assert ran.code == 0, ran
+    assert "mrr@10" in ran.out
+    assert "--first bm25,dense --encoder dual" in ran.err
+    built = here(
+        *("build", "beir", "by-dual.adacur", "--first", "dense", "--encoder", "dual", "-n", 4),
+        *("--scorer", "my_scorers:shared"),
+        cwd=folder,
+    )
+    assert built.code == 0, built
+    assert "first stages dense" in built.out
+    assert "Loading weights" not in built.err
+    again = train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1)
+    assert again.code == 0, again
+    # However its path is written, it is the same first stage; trained anew it is another.
+    assert settings(folder / "mined")["first_settings"]["encoder"]["source"] == str((folder / "dual").resolve())
+    shutil.rmtree(folder / "dual")
+    assert train(folder, "dual", *tiny, "--set", "seed=1", what="dual-encoder").code == 0
+    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("encoder")
+
+
+def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path) -> None:
+    (folder / "my_scorers.py").unlink()
+    tiny = ("--base", "tiny", "--epochs", 2, "--set", "top=12", "--set", "max_item_tokens=16")
+
+    ran = train(folder, "student", *tiny, what="distill", data="i.adacur")
+
+    assert ran.code == 0, ran
+    assert "--encoder student --max-item-tokens 16\n" in ran.err
+    assert "recall@" in ran.out
+    assert adacur.first_stages.SentenceTransformerEncoder(folder / "student").dimension == 32
+
+
+def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> None:
+    (folder / "asked.txt").write_text("".join(f"w{n} w{n + 1}\n" for n in range(12)))
+    tiny = ("--base", "tiny", "--epochs", 1, "--set", "top=12", "--teacher", "my_scorers:named")
+
+    ran = train(folder, "student", *tiny, what="distill")
+    assert ran.code == 0, ran
+    assert (folder / "student" / "training" / "teachers.sqlite").exists()
+    unjudged = ("--queries", "asked.txt", "--set", "number=10")
+    ran = train(folder, "other", *tiny, *unjudged, what="distill", data="beir/corpus.jsonl")
+    assert ran.code == 0, ran
+    missing = ("--queries", "missing.txt")
+    train(folder, "none", *tiny, *missing, what="distill", data="beir/corpus.jsonl").refused("missing.txt")
+
+
+class BegunError(Exception):
+    """Ends a run that has written what it is made from."""
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def begun(*_: Any, **__: Any) -> None:
+        raise BegunError
+
+    monkeypatch.setattr("adacur.extras.train.fitting.fit", begun)
+    base, data = shop / "tiny", "i.adacur" if what == "distill" else "beir"
+    options = ("--base", base, *(("--set", "head=cls") if what == "cross-encoder" else ()))
+    train(shop, str(tmp_path / "command"), *options, what=what, data=data).refused("BegunError")
+
+    collection = read_beir(shop / "beir", split="train")
+    first = adacur.BM25.build(collection.items)
+    index = adacur.load(shop / "i.adacur", check=False)
+    in_library = {
+        "cross-encoder": lambda out: train_cross_encoder(collection, out, base=base, first=first, head="cls"),
+        "dual-encoder": lambda out: train_dual_encoder(collection, out, base=base, first=first),
+        "distill": lambda out: distill(TeacherScores.from_index(index), index.items, out, base=base),
+    }
+    with index, pytest.raises(BegunError):
+        in_library[what](tmp_path / "library")
+    assert settings(tmp_path / "command") == settings(tmp_path / "library")
+
+
+def test_json_is_all_there_is_on_stdout(training: tuple[Path, Ran]) -> None:
+    _, ran = training
+    (facts,) = ran.json()
+
+    assert facts["model"] == "reranker"
+    assert "mrr" in facts["before"].keys() & facts["best"].keys()
+    assert not facts["was_finished"]
+
+
+def test_turns_search_with_the_model_and_the_cost_is_told_first(folder: Path) -> None:
+    mixture = ("--set", "mixture=near=1,random=1,found=1", "--turns", 2)
+    ran = train(folder, "mined", *QUICK, *mixture)
+
+    assert ran.code == 0, ran
+    assert (folder / "mined" / "training" / "mined-1.npz").exists()
+    assert "36 anchor queries × 60 items and 36 searches of 60 calls, 4,320 pairs" in ran.err
+    assert "mrr_all" in ran.out
+    for wrong, says in ((("--turns", 5), "got 5"), (("--set", "mixture=far=1"), "far=1")):
+        train(folder, "wrong", *QUICK, *wrong).refused(says)
+    train(folder, "wrong", *QUICK, "--set", "mining_calls=50").refused("mining_calls must be at least 4,320")
+
+
+def test_a_dual_encoder_mines_with_a_scorer_and_is_distilled_on_the_mixture(folder: Path) -> None:
+    quick = ("--base", "tiny", "--epochs", 1, "--set", "batch_queries=8")
+    mined = train(folder, "dual", *quick, "--set", "miner=my_scorers:named", what="dual-encoder")
+    assert mined.code == 0, mined
+    assert (folder / "dual" / "training" / "mined-1.npz").exists()
+
+    mixture = ("--set", "mixture=near=1,random=1,found=1", "--set", "top=20")
+    taught = train(folder, "student", *quick, *mixture, "--teacher", "my_scorers:named", what="distill")
+    assert taught.code == 0, taught
+    assert "searches of 60 calls" in taught.err
+
+
+def test_test_queries_among_those_to_learn_from_are_told(folder: Path) -> None:
+    judge(folder / "beir", {"q1": {"i1": 1}}, split="test")
+    ran = train(folder, "out", *QUICK, "--set", "number=8")
+
+    assert ran.code == 0, ran
+    assert "1 of 1 queries of the test" in ran.err
+    assert "'q1'" in ran.err
+
+
+def test_fewer_queries_than_a_batch_are_a_step_per_epoch(folder: Path) -> None:
+    (facts,) = train(folder, "out", *QUICK, "--set", "batch_queries=512", "--json").json()
+
+    assert facts["updates"] == 4
+
+
+# ── going on ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def killed(folder: Path, out: str, *options: object) -> int:
+    """Train in another process until a checkpoint is there, and kill it; its exit code."""
+    process = subprocess.Popen(
+        [ADACUR, "train", "cross-encoder", "beir", out, *map(str, options)],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    try:
+        give_up = time.monotonic() + 120
+        while not any((folder / out).glob("training/checkpoint-*/whole")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < give_up, "the training does not get on"
+            time.sleep(0.005)
+        process.kill()
+        return process.wait(60)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_killed_run_goes_on_to_the_same_losses_and_weights(trained: Path, folder: Path) -> None:
+    assert killed(folder, "reranker", *QUICK) == -signal.SIGKILL
+    assert not (folder / "reranker" / "config.json").exists(), "nothing may look like a model before it is one"
+
+    again = train(folder, "reranker", *QUICK)
+
+    assert again.code == 0, again
+    assert "36 queries to learn from, 4 held out for checks." in again.err
+    assert "Continuing after update" in again.err
+    assert losses(folder / "reranker") == losses(trained / "reranker")
+    weights = [(where / "reranker" / "model.safetensors").read_bytes() for where in (folder, trained)]
+    assert weights[0] == weights[1]
+    seen = [json.loads((where / "reranker" / "training" / "result.json").read_text()) for where in (folder, trained)]
+    assert seen[0]["queries"] < seen[1]["queries"], "it began again instead of going on"
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("adacur.extras.train.run_folder.RunFolder.mark_whole", interrupt)
+    ran = train(folder, "reranker", *QUICK)
+
+    assert ran.code == 130
+    assert "same command" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_finished_run_says_so_and_is_left_as_it_is(trained: Path) -> None:
+    before = (trained / "reranker" / "model.safetensors").stat().st_mtime_ns
+
+    again = train(trained, "reranker", *QUICK)
+
+    assert again.code == 0, again
+    assert "It was finished before: nothing was trained." in again.err
+    assert "--scorer reranker" in again.err
+    assert "mrr" in again.out
+    assert (trained / "reranker" / "model.safetensors").stat().st_mtime_ns == before
+    train(trained, "reranker", *QUICK, "--set", "learning_rate=2e-3").refused("learning_rate 0.001, now 0.002")
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(trained: Path, folder: Path) -> None:
+    # Room for the log and the tokenizer, not for the weights.
+    few_bytes = 40_000
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (few_bytes, before[1]))
+    try:
+        full = train(folder, "reranker", *QUICK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    full.refused()
+
+    again = train(folder, "reranker", *QUICK)
+
+    assert again.code == 0, again
+    assert losses(folder / "reranker") == losses(trained / "reranker")
+
+
+# ── what cannot work ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("qrels", "says"),
+    [
+        ({f"q{n}": {f"i{n}": 0} for n in range(N_QUERIES)}, "40 judged queries"),
+        ({f"q{n}": {f"i{m}": 1 for m in range(N_ITEMS)} for n in range(N_QUERIES)}, "all 60 items are relevant"),
+        ({"q0": {"i0": 1}}, "2"),
+        ({"nobody": {"i0": 1}}, "None of the 1 judged query ids"),
+    ],
+    ids=["no positives", "one label", "one query", "strangers"],
+)
+def test_judgements_that_teach_nothing_are_refused(qrels: dict[str, dict[str, int]], says: str, folder: Path) -> None:
+    judge(folder / "beir", qrels)
+
+    train(folder, "out", *QUICK).refused(says)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--set", "head=emb"], ["lacks [unused0], [unused1], [unused2]"]),
+        (["--set", "head=nonsense"], ["'emb', 'cls'"]),
+        (["--teacher", "my_scorers:named_enormous"], ["inf", "learning rate"]),
+        (["--first", "bm52"], ["bm52"]),
+        (["--base", "all-MiniLM-L6-v3"], ["Did you mean 'all-MiniLM-L6-v2'?"]),
+        (["--base", "bge-small-en-v1.5"], ["no weights that can be trained"]),
+        (["--set", "learning_rate=5"], ["learning_rate", "5"]),
+        (["--set", "learnig_rate=1e-5"], ["Did you mean 'learning_rate'?"]),
+        (["--set", "split=dev"], ["qrels/dev.tsv"]),
+        (["--set", "device=abacus"], ["abacus"]),
+        (["--set", "held_out=40"], ["held_out", "40"]),
+        (["--epochs", "0"], ["epochs", "0"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
+)
+def test_options_that_cannot_work_are_refused_in_one_line(
+    options: list[str], says: list[str], shop: Path, tmp_path: Path
+) -> None:
+    train(shop, str(tmp_path / "out"), *QUICK, *options).refused(*says)
+
+
+def test_what_failed_before_its_first_checkpoint_may_be_mended_in_the_same_folder(folder: Path) -> None:
+    train(folder, "out", *QUICK, "--set", "head=emb").refused("lacks [unused0]")
+
+    assert train(folder, "out", *QUICK, "--epochs", 1).code == 0
+
+
+def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
+    train(shop, "out", *QUICK, data="beer").refused("beer", "BEIR folder")
+    train(shop, "out", *QUICK, data="irds:beir/scifakt").refused("beir/scifakt")
+    train(shop, "out", *QUICK, data="tiny").refused("corpus.jsonl")
+    train(shop, "out", *QUICK, data="my_scorers.py").refused("my_scorers.py")
+    train(shop, "my_scorers.py", *QUICK).refused("is a file")
+    train(shop, "tiny", *QUICK).refused("tiny")
+    train(shop, "out", "--base", "tiny", what="distill").refused("beir", "teacher")
+    train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs", "0")
+
+
+def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
+    judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(30)})
+    judge(folder / "beir", {f"q{n}": {f"i{n}": 1} for n in range(30, N_QUERIES)}, split="test")
+
+    # More to check with than there are: what is read is told, and nothing is trained.
+    ran = train(folder, "out", *QUICK, "--set", "held_out=99")
+    assert "60 items, 30 judged queries" in ran.err
+    assert "qrels/train.tsv" not in ran.err
+    (folder / "beir" / "qrels" / "train.tsv").unlink()
+    ran = train(folder, "out", *QUICK, "--set", "held_out=99")
+    assert "60 items, 10 judged queries" in ran.err
+    assert "qrels/train.tsv" in ran.err
+
+
+# ── without the extra ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("what", "missing"),
+    [("cross-encoder", "torch"), ("dual-encoder", "sentence_transformers"), ("distill", "accelerate")],
+)
+def test_without_the_extra_the_line_that_installs_it_is_shown(
+    what: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    ran = here("train", what, "beir", "out", cwd=tmp_path)
+
+    assert ran.code == 1
+    assert ran.err == f"Error: {missing} is not installed. Install it with: {install_command('training')}\n"

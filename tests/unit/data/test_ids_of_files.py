@@ -1,0 +1,80 @@
+"""Ids that repeat or are absent, named all at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from adacur.data import DataWarning, ItemFile, read_items
+from adacur.errors import DuplicateId, FileFormatError, UnknownOption
+from adacur.records import Item, ItemList
+from tests.functional.commands import here
+
+MESSY = "id,text\na,one\nb,two\na,three\nc,four\nb,five\na,six\n"
+
+
+@pytest.fixture
+def messy(tmp_path):
+    file = tmp_path / "messy.csv"
+    file.write_text(MESSY)
+    return file
+
+
+def test_all_repeated_ids_of_a_file_are_named_at_once(messy) -> None:
+    with pytest.raises(DuplicateId) as raised:
+        list(read_items(messy))
+    said = str(raised.value)
+    assert "3 records" in said
+    assert "repeated='first'" in said
+    assert all(f"{id_!r} on line {line}" in said for id_, line in (("a", 4), ("b", 6), ("a", 7)))
+
+
+def test_only_the_first_few_of_many_repeats_are_named(tmp_path) -> None:
+    file = tmp_path / "same.csv"
+    file.write_text("id,text\n" + "a,one\n" * 1000)
+    with pytest.raises(DuplicateId, match="999 records") as raised:
+        list(read_items(file))
+    assert len(str(raised.value)) < 500
+
+
+def test_the_first_of_each_id_can_be_kept_and_the_others_are_named(messy) -> None:
+    with pytest.warns(DataWarning, match="3 records.*'a' on line 4"):
+        items = list(ItemFile(messy, repeated="first"))
+    assert [(item.id, item.text) for item in items] == [("a", "one"), ("b", "two"), ("c", "four")]
+    with pytest.raises(UnknownOption, match="'last'"):
+        list(read_items(messy, repeated="last"))
+
+
+def test_a_build_by_command_can_keep_the_first_of_each_id(messy) -> None:
+    done = here("build", "messy.csv", "my.adacur", "-n", "0", "--repeated", "first", cwd=messy.parent)
+    assert done.code == 0
+    assert "repeated id" in done.err
+    assert "3 items" in done.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "id,text\n1,x\n,y\n3,z\n ,w\n"),
+        ("a.jsonl", '{"id": 1, "text": "x"}\n\n{"text": "y"}\n{"id": 3, "text": "z"}\n{"id": null, "text": "w"}\n'),
+    ],
+)
+def test_all_records_without_an_id_are_named_at_once_and_lines_can_be_numbered(tmp_path, name, content) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    with pytest.raises(FileFormatError, match=r"2 records have no id, of 4, on lines 3, 5.*--id-field line"):
+        list(read_items(file))
+    items = list(read_items(file, id_field="line"))
+    assert [item.text for item in items] == ["x", "y", "z", "w"]
+    assert len({item.id for item in items}) == 4
+    assert items[0].metadata["id"] in ("1", 1)
+
+
+def test_a_field_called_line_is_a_field(tmp_path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("line,text\nx7,one\n")
+    assert [item.id for item in read_items(file, id_field="line")] == ["x7"]
+
+
+def test_all_repeated_ids_of_records_are_named_at_once() -> None:
+    with pytest.raises(DuplicateId, match="'a', 'b' occur more than once"):
+        ItemList([Item(id_, "x") for id_ in "abcab"])

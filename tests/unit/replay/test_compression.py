@@ -1,0 +1,333 @@
+"""Compressed features in an index folder: read instead of the scores, and refused where they do not belong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import adacur
+from adacur import AnchorIndex, Dense
+from adacur import replay as tuning
+from adacur.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, OtherFormat, StorageFull
+from adacur.first_stages import placed
+from adacur.first_stages.encoders import EncoderCard
+from adacur.first_stages.saved import StoredIds
+from adacur.replay import compression, decompress
+from adacur.search import Exact
+from adacur.store import IndexFolder, compressed
+from adacur.store.items import StoredItems
+from tests.conftest import World, make_world
+
+WORLD = make_world(n_items=300, n_anchors=80, rank=12, noise=0.3)
+VECTORS = np.random.default_rng(7).normal(size=(86, 12)).astype(np.float32)
+
+
+class Encoder:
+    """Vectors by the number in a text."""
+
+    dimension = 12
+    card = EncoderCard(kind="numbers", dimension=12)
+
+    def encode_queries(self, texts):
+        return np.stack([VECTORS[int(text.split()[-1]) + 80 * text.startswith("test")] for text in texts])
+
+    def encode_items(self, texts):
+        return np.stack([WORLD.item_embeddings[int(text.split()[-1])] for text in texts]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("compression") / "index"
+    dense = Dense.build(WORLD.items, encoder=Encoder())
+    AnchorIndex.from_arrays(
+        items=WORLD.items, anchor_queries=WORLD.anchors, scores=WORLD.anchor_scores, first={"dense": dense}
+    ).save(path)
+    return path
+
+
+@pytest.fixture
+def path(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "index")
+    return tmp_path / "index"
+
+
+def opened(path, world: World = WORLD, **options):
+    return adacur.load(path, scorer=world.scorer, encoder=Encoder(), check=False, **options)
+
+
+def found(index):
+    return [hits.ids for hits in index.search(WORLD.test, 10, budget=60)]
+
+
+def compress(path, **options):
+    with adacur.load(path, encoder=Encoder()) as index:
+        return tuning.compress(index, **({"rank": 40, "budget": 50} | options))
+
+
+def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
+    compress(path, rank=80, storage="float32")
+    shutil.rmtree(path / "scores.zarr")
+    with opened(path) as index:
+        assert "features: 92" in str(index.search(WORLD.test[0], 10, budget=60).trace.settings["approximator"])
+        hits = index.search(WORLD.test, 10, budget=60)
+    best = np.sort(WORLD.test_scores, axis=1)[:, -10:]
+    recall = np.mean([np.isin(own.scores, row).mean() for own, row in zip(hits, best, strict=True)])
+    assert recall > 0.8
+
+
+def test_features_of_full_rank_find_what_the_scores_find(path) -> None:
+    before = found(opened(path))
+    compress(path, rank=80, storage="float32")
+    assert found(opened(path)) == before
+
+
+def test_dropped_features_leave_the_folder_as_it_was(path) -> None:
+    before = found(opened(path))
+    files = {file for file in path.rglob("*") if file.name != "build.lock"}
+    compress(path, rank=3)
+    assert found(opened(path)) != before
+    index = opened(path)
+    assert decompress(index)
+    assert found(index) == before
+    assert not decompress(index)
+    assert {file for file in path.rglob("*") if file.name != "build.lock"} == files
+
+
+def test_what_it_costs_is_measured_on_held_out_anchor_queries(path) -> None:
+    mild, harsh = (
+        compress(path, k=30, budget=80, **given) for given in ({"rank": 60}, {"rank": 2, "storage": "float16"})
+    )
+    assert mild.queries == harsh.queries == 40
+    assert mild.recall_before == harsh.recall_before
+    assert mild.low < mild.lost < mild.high
+    assert mild.lost == pytest.approx(mild.recall_before - mild.recall_after)
+    assert mild.lost < harsh.lost
+    assert harsh.low > 0
+    # A byte for each of 60 and 12 columns, a scale for the leading ones and one for the others, a float64 mean.
+    assert mild.bytes_after == 300 * (60 + 12 + 2 * 4 + 8)
+    assert harsh.bytes_after < mild.bytes_before / 10
+
+
+def test_no_scorer_is_called(path) -> None:
+    index = adacur.load(path, scorer=lambda pairs: 1 / 0, encoder=Encoder(), check=False)
+    tuning.compress(index, rank=20, budget=50)
+
+
+def test_verify_finds_a_flipped_byte(path) -> None:
+    compress(path)
+    assert adacur.store.verify(path).ok
+    file = path / "gaussian" / "part0.npy"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    assert [problem.file for problem in adacur.store.verify(path).problems] == ["gaussian/part0.npy"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])
+def test_damaged_features_are_refused_with_what_to_do(path, damage) -> None:
+    compress(path)
+    file = path / "gaussian" / ("features.json" if damage in ("no json", "foreign") else "part0.npy")
+    if damage == "missing":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:200])
+    else:
+        file.write_text("[]" if damage == "foreign" else "{")
+    with pytest.raises(DamagedIndex, match="--drop"):
+        found(opened(path))
+
+
+@pytest.mark.parametrize("what", ["items_digest", "anchors_digest", "encoder", "dense"])
+def test_features_of_something_else_are_refused_with_what_to_do(path, what) -> None:
+    compress(path)
+    file = path / "gaussian" / "features.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {what: "another"}))
+    with pytest.raises(IndexMismatch, match=rf"another {what}.*--drop"):
+        found(opened(path))
+    compress(path)
+    found(opened(path))
+
+
+def test_features_of_another_format_are_refused(path) -> None:
+    compress(path)
+    file = path / "gaussian" / "features.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
+    with pytest.raises(OtherFormat, match="format 2"):
+        found(opened(path))
+
+
+def test_what_a_crash_left_behind_is_cleared_and_never_read(path) -> None:
+    before = found(opened(path))
+    (path / ".gaussian.0.unfinished").mkdir()
+    assert found(opened(path)) == before
+    compress(path)
+    assert not list(path.glob(".gaussian.*"))
+
+
+def test_other_methods_do_as_before(path) -> None:
+    searches = [{"method": "axn"}, {"method": "adacur"}, {"method": "rerank"}]
+    before = [opened(path).search(WORLD.test[0], 10, budget=60, **own).ids for own in searches]
+    compress(path)
+    assert [opened(path).search(WORLD.test[0], 10, budget=60, **own).ids for own in searches] == before
+
+
+def test_features_of_something_else_hinder_no_other_method(path) -> None:
+    compress(path)
+    file = path / "gaussian" / "features.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder": "another"}))
+    for method in ("axn", "adacur", "rerank"):
+        assert len(opened(path).search(WORLD.test[0], 10, budget=60, method=method)) == 10
+
+
+def test_a_device_makes_the_same_answers(path) -> None:
+    pytest.importorskip("torch")
+    compress(path, storage="float16")
+    assert found(opened(path, device="cpu")) == found(opened(path))
+
+
+def test_few_anchor_queries_and_no_folder_are_refused(tmp_path) -> None:
+    few = make_world(n_anchors=19)
+    few.index.save(tmp_path / "few")
+    with pytest.raises(InputError, match="19"):
+        tuning.compress(adacur.load(tmp_path / "few"))
+    with pytest.raises(InputError, match="save"):
+        tuning.compress(WORLD.index)
+
+
+def test_the_whole_matrix_is_never_read(path, monkeypatch) -> None:
+    def whole(self):
+        raise AssertionError("the whole matrix was asked for")
+
+    monkeypatch.setattr(IndexFolder, "matrix", property(whole))
+    compress(path)
+    found(opened(path))
+
+
+def test_searching_reads_no_list_of_ids_once_the_first_stage_is_open(path, monkeypatch) -> None:
+    compress(path)
+    index = opened(path)
+    index.first_stage("dense")
+
+    def every(self):
+        raise AssertionError("all ids were asked for")
+
+    monkeypatch.setattr(StoredItems, "ids", property(every))
+    monkeypatch.setattr(StoredItems, "keys", property(every))
+    monkeypatch.setattr(StoredIds, "__iter__", every)
+    found(index)
+
+
+def test_vectors_in_another_order_are_put_in_that_of_the_index(path, tmp_path) -> None:
+    turned = WORLD.items[::-1]
+    dense = Dense.build(turned, encoder=Encoder())
+    other = tmp_path / "turned"
+    AnchorIndex.from_arrays(
+        items=WORLD.items, anchor_queries=WORLD.anchors, scores=WORLD.anchor_scores, first={"dense": dense}
+    ).save(other)
+    compress(path)
+    compress(other)
+    for part in ("part0", "part1", "keys"):
+        assert (np.load(path / "gaussian" / f"{part}.npy") == np.load(other / "gaussian" / f"{part}.npy")).all()
+
+
+def test_of_many_items_recall_is_measured_among_a_sample(path, monkeypatch) -> None:
+    whole = compress(path)
+    monkeypatch.setattr(compression, "_SCORES_TO_MEASURE_BY", 150 * 80)
+    sampled = compress(path)
+    assert (whole.items, sampled.items) == (300, 150)
+    assert sampled.bytes_after == whole.bytes_after
+    assert 0.5 < sampled.recall_after <= sampled.recall_before + 0.05
+
+
+def test_among_a_sample_a_first_stage_is_searched_deeper() -> None:
+    first, some = placed(WORLD.noisy_first(), WORLD.index.items), np.arange(0, 300, 3)
+    among = compression._Among(first, some, [f"i{position}" for position in some]).search(WORLD.test, 40)
+    for hits, (positions, scores) in zip(among, first.search(WORLD.test, 300), strict=True):
+        of_sample = np.isin(positions, some)
+        assert hits.ids == tuple(f"i{position}" for position in positions[of_sample][:40])
+        assert (hits.scores == scores[of_sample][:40]).all()
+
+
+def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        pytest.skip("this system cannot set space aside")
+    rows = compressed._on_disk(tmp_path)("part0", (1000, 1000), "int8")
+    assert (tmp_path / "part0.npy").stat().st_blocks * 512 >= rows.nbytes
+
+
+def test_dropping_removes_what_a_killed_compression_left(path) -> None:
+    (path / ".gaussian.0123.unfinished").mkdir()
+    assert not decompress(opened(path))
+    assert not list(path.glob(".gaussian.*"))
+
+
+def test_keys_of_other_items_are_refused(path) -> None:
+    compress(path)
+    np.save(path / "gaussian" / "keys.npy", np.load(path / "gaussian" / "keys.npy")[:-1])
+    with pytest.raises(DamagedIndex, match="300"):
+        found(opened(path))
+
+
+def test_fusing_reads_the_scores_a_block_at_a_time(path, monkeypatch) -> None:
+    def fused(index, **options):
+        return [hits.fused.tobytes() for hits in index.search(WORLD.test, 10, budget=60, fuse=0.5, **options)]
+
+    compress(path)
+    before = fused(opened(path))
+    exact = AnchorIndex(opened(path), scorer=WORLD.scorer).search(
+        WORLD.test, 10, method=Exact(), first=WORLD.noisy_first(), fuse=0.5
+    )
+
+    def whole(self):
+        raise AssertionError("the whole matrix was asked for")
+
+    monkeypatch.setattr(IndexFolder, "matrix", property(whole))
+    assert fused(opened(path)) == before
+    again = AnchorIndex(IndexFolder.open(path), scorer=WORLD.scorer).search(
+        WORLD.test, 10, method=Exact(), first=WORLD.noisy_first(), fuse=0.5
+    )
+    assert [hits.ids for hits in again] == [hits.ids for hits in exact]
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 0}, {"storage": "int4"}, {"budget": 5, "k": 6}])
+def test_what_cannot_be_done_is_refused_before_anything_is_read(path, wrong, monkeypatch) -> None:
+    monkeypatch.setattr(compression, "HeldOut", lambda *_, **__: pytest.fail("the work had begun"))
+    with pytest.raises((InputError, BudgetError)):
+        compress(path, **wrong)
+
+
+@pytest.mark.parametrize("fails", ["os.posix_fallocate", "numpy.save", "os.replace"])
+def test_a_full_disk_is_told_and_the_index_stays_whole(folder, tmp_path, monkeypatch, fails: str) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = shutil.copytree(folder, tmp_path / "index")
+    before = {file.relative_to(path) for file in path.rglob("*") if file.name != "build.lock"}
+    index = adacur.load(path, scorer=WORLD.scorer, encoder=Encoder(), check=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(fails, full, raising=False)
+        with pytest.raises(StorageFull):
+            tuning.compress(index, rank=8)
+    assert {file.relative_to(path) for file in path.rglob("*") if file.name != "build.lock"} == before
+    assert adacur.store.verify(path).ok
+    tuning.compress(index, rank=8)
+
+
+def test_a_full_disk_is_told_by_a_tuning_too(folder, tmp_path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = shutil.copytree(folder, tmp_path / "index")
+    index = adacur.load(path, scorer=WORLD.scorer, encoder=Encoder(), check=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(StorageFull):
+            tuning.tune(index, k=3, budget=20, queries=20, quick=True)
+    assert adacur.store.verify(path).ok
+    tuning.tune(index, k=3, budget=20, queries=20, quick=True)
+    assert (path / "tuned.json").exists()

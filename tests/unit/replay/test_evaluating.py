@@ -1,0 +1,407 @@
+"""An evaluation of a BEIR folder, its runs and the page."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adacur import Item, Query
+from adacur.data.cache_folder import cache_folder
+from adacur.errors import AdacurError, InputError, UnknownName, WrongScorer
+from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard
+from adacur.replay import (
+    Curve,
+    DepthVerdict,
+    Phantom,
+    Run,
+    Searchability,
+    Start,
+    compare,
+    depths,
+    evaluate,
+    measures,
+    write_report,
+)
+from adacur.replay import judged_collection as collections
+from adacur.replay.comparison import verdict
+from adacur.scorers import Cached
+from adacur.scorers import scorer as opened
+
+PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
+SIZES = {"anchors": 15, "queries": 6, "budgets": (10, 20), "progress": False}
+
+
+def score(pairs):
+    return [len(set(a.split()) & set(b.split())) + zlib.crc32((a + b).encode()) / 2**32 for a, b in pairs]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    folder = tmp_path / "places"
+    (folder / "qrels").mkdir(parents=True)
+    items = [{"_id": f"d{n}", "text": f"the {PLACES[n % 7]} by the {PLACES[n * 3 % 7]}, plot {n}"} for n in range(60)]
+    queries = [{"_id": f"q{n}", "text": f"who lives near the {PLACES[n % 7]} and plot {n}"} for n in range(40)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (folder / "queries.jsonl").write_text("".join(json.dumps(query) + "\n" for query in queries))
+    (folder / "qrels" / "test.tsv").write_text("".join(f"q{n}\td{n % 7}\t1\n" for n in range(12)))
+    return folder
+
+
+@pytest.fixture
+def run_it(places, tmp_path):
+    def run_it(**options):
+        return evaluate(places, scorer=score, output=tmp_path / "out", **(SIZES | options))
+
+    return run_it
+
+
+def test_every_combination_is_a_stored_run_with_recall_judged_quality_and_prices(run_it, tmp_path) -> None:
+    done = run_it()
+    assert not done.failed
+    assert [(run.method, run.settings.get("budget")) for run in done.runs] == [
+        ("first", 0),
+        *((method, budget) for budget in (10, 20) for method in ("gaussian", "adacur", "anncur", "rerank")),
+        ("exact", None),
+    ]
+    for run, file in zip(done.runs, done.files, strict=True):
+        assert file.is_relative_to(tmp_path / "out" / "runs" / "places")
+        stored = Run.load(file)
+        assert stored.settings == run.settings
+        assert {"recall@1", "recall@10", "nDCG@10", "calls", "index_calls"} <= set(run.measures)
+        assert run.measures["calls"].max() <= run.settings.get("budget", 60)
+        uses_anchors = run.method in ("gaussian", "adacur", "anncur")
+        assert set(run.measures["index_calls"]) == {900.0 if uses_anchors else 0.0}
+    assert set(done.runs[-1].measures["recall@10"]) == {1.0}
+
+
+def test_what_is_scored_is_not_scored_again(places, tmp_path) -> None:
+    pairs_scored = []
+
+    def counting(pairs):
+        pairs_scored.extend(pairs)
+        return score(pairs)
+
+    def run_it(**options):
+        return evaluate(places, scorer=counting, output=tmp_path / "out", **(SIZES | options))
+
+    first = run_it()
+    # A handful are scored again to see that it is the same scorer.
+    n, pairs_scored[:] = len(pairs_scored), []
+    again = run_it(budgets=(10, 20, 30))
+    assert len(pairs_scored) < n / 4
+    assert len(again.runs) == len(first.runs) + 4
+
+
+def test_quality_by_depth_replays_the_scores_of_the_evaluation(run_it) -> None:
+    done = run_it(budgets=(10, 50), methods=["rerank", "exact"])
+    (curve,) = done.searchability.curves
+    runs = {run.settings.get("budget"): run.values("nDCG@10").mean() for run in done.runs}
+    assert {depth.n: depth.ndcg.mean for depth in curve.depths} == pytest.approx(runs)
+    assert curve.verdict.kind == "unclear"
+    assert "--queries 12 " in curve.commands[0]
+
+
+def test_joined_first_stages_have_a_curve_of_their_own(run_it) -> None:
+    class Letters:
+        dimension = 26
+        card = EncoderCard(kind="test", dimension=26)
+
+        def encode(self, texts):
+            return np.array([[text.count(chr(97 + n)) for n in range(26)] for text in texts], dtype=np.float32)
+
+        encode_queries = encode_items = encode
+
+    done = run_it(first=["bm25", "bm25+dense"], encoder=Letters(), methods=["rerank"])
+    assert not done.failed
+    assert [curve.first for curve in done.searchability.curves] == ["bm25", "bm25+dense"]
+    assert done.searchability.curves[0].depths != done.searchability.curves[1].depths
+
+
+def test_where_the_items_are_a_sample_depth_is_measured_on_the_whole_as_far_as_is_affordable(places, tmp_path) -> None:
+    pairs_scored, starts = [], []
+
+    def counting(pairs):
+        pairs_scored.extend(pairs)
+        return score(pairs)
+
+    options = SIZES | {"items": 50, "queries": 3, "anchors": 37, "methods": ["gaussian", "rerank"]}
+    again = {"scorer": counting, "output": tmp_path / "out", "on_start": starts.append} | options
+    done = evaluate(places, **again)
+    assert done.runs[0].made["items"] == 50
+    assert done.searchability.n_items == 60
+    assert [depth.n for depth in done.searchability.curves[0].depths] == [0, 10, 50]
+    assert any("150" in note and "60" in note for note in starts[0].notes)
+    first, pairs_scored[:] = len(pairs_scored), []
+    assert evaluate(places, **again).searchability == done.searchability
+    # A handful recognise the scorer; neither the sample's pairs nor those beyond it are paid for again.
+    assert len(pairs_scored) < first / 20
+
+
+def test_without_judgements_or_affordable_calls_there_is_no_searchability_report(run_it, places) -> None:
+    starts: list[Start] = []
+    sampled = {"items": 30, "anchors": 5, "methods": ["rerank"], "on_start": starts.append}
+    assert run_it(**sampled).searchability is None
+    assert any("--items 60" in note for note in starts[0].notes)
+    assert run_it(first=["random"], methods=["rerank"]).searchability is None
+    (places / "qrels" / "test.tsv").write_text("".join(f"q1\td{n}\t1\n" for n in range(60)))
+    assert run_it(queries=1, methods=["rerank"]).searchability is None
+    (places / "qrels" / "test.tsv").unlink()
+    (places / "qrels").rmdir()
+    assert run_it(methods=["rerank"]).searchability is None
+
+
+def test_sizes_of_an_interrupted_evaluation_are_kept(places, tmp_path) -> None:
+    options = {"scorer": score, "output": tmp_path / "out", "methods": ["rerank"], "progress": False}
+    first = evaluate(places, queries=5, anchors=7, **options)
+    again = evaluate(places, **options)
+    assert again.runs[0].query_ids == first.runs[0].query_ids
+    other = places.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="elsewhere"):
+        evaluate(other, **options)
+
+
+def test_before_scoring_it_says_what_will_be_evaluated_and_what_it_costs(run_it) -> None:
+    seen: list[Start] = []
+    run_it(on_start=seen.append, budgets=(10, 500), methods=["gaussian", "rerank"])
+    (start,) = seen
+    assert (start.collection, start.n_items, start.n_test, start.n_anchors) == ("places", 60, 6, 15)
+    assert not start.pseudo_anchors
+    assert start.cost is not None
+    assert start.cost.pairs == 60 * 21
+    assert any("60" in note for note in start.notes)
+    run_it(on_start=seen.append, budgets=(5,), methods=["gaussian"])
+    assert seen[1].cost is None
+
+
+def test_first_stages_may_be_joined(run_it, monkeypatch) -> None:
+    monkeypatch.setitem(FIRST_STAGES, "again", BM25)
+    done = run_it(methods=["rerank"], budgets=(10,), first=["bm25", "again+bm25"])
+    assert [run.settings["first"] for run in done.runs] == ["bm25", "again+bm25"] * 2
+    one, joined = (run.values("recall@10") for run in done.runs if run.method == "rerank")
+    assert one == pytest.approx(joined)
+
+
+def test_several_first_stages_are_also_compared_joined(run_it, monkeypatch) -> None:
+    monkeypatch.setitem(FIRST_STAGES, "again", BM25)
+    done = run_it(methods=["rerank"], budgets=(10,), first=["bm25", "again"])
+    assert [(run.method, run.settings["first"]) for run in done.runs] == [
+        (method, first) for method in ("first", "rerank") for first in ("bm25", "again", "bm25+again")
+    ]
+    assert "alone, 0 calls" in verdict(done.runs)
+    named = run_it(methods=["rerank"], budgets=(10,), first=["bm25", "again", "again+bm25", "random"])
+    assert {run.settings["first"] for run in named.runs} == {"bm25", "again", "again+bm25", "random"}
+
+
+def test_the_first_stage_alone_is_a_run_without_calls_and_recall_is_by_the_scorer(run_it, places) -> None:
+    done = run_it(methods=["rerank", "exact"], budgets=(10, 60))
+    alone, _, exact, _ = done.runs
+    assert (alone.method, alone.settings["budget"], alone.settings["rounds"]) == ("first", 0, 0)
+    assert set(alone.measures["calls"]) == {0.0}
+    collection = collections.read_collection(places)
+    asked = [next(query for query in collection.queries if query.id == id_) for id_ in alone.query_ids]
+    stage = BM25.build(collection.items)
+    ids = [[stage.ids[at] for at in positions] for positions, _ in stage.search(asked, 10)]
+    for row, query in enumerate(asked):
+        best = sorted(score([(query.text, item.text) for item in collection.items]))[-10]
+        text = {item.id: item.text for item in collection.items}
+        found = sum(value >= best for value in score([(query.text, text[id_]) for id_ in ids[row]]))
+        assert alone.measures["recall@10"][row] == found / 10
+    assert set(exact.measures["recall@10"]) == {1.0}
+
+
+def test_judged_quality_is_of_the_order_that_searches_have_and_recall_of_the_scorers_own(run_it) -> None:
+    own, fused = (run_it(methods=["rerank", "exact"], budgets=(20,), fuse=fuse).runs for fuse in (None, 1.0))
+    assert [run.settings["fuse"] for run in own] == [0.0, 0.0, 0.0]
+    assert [run.settings["fuse"] for run in fused] == [0.0, 1.0, 0.0]
+    assert own[1].measures["recall@10"].tolist() == fused[1].measures["recall@10"].tolist()
+    assert own[1].values("nDCG@10").tolist() != fused[1].values("nDCG@10").tolist()
+
+
+def test_a_cache_of_the_users_own_is_used(places, tmp_path) -> None:
+    for number in range(2):
+        cached = Cached(opened(score), tmp_path / "mine.sqlite", key="score")
+        evaluate(places, scorer=cached, output=tmp_path / f"out-{number}", **SIZES)
+        assert bool(cached.misses) == (number == 0)
+
+
+def test_no_anchor_is_scored_where_no_method_uses_any(run_it) -> None:
+    seen: list[Start] = []
+    run_it(on_start=seen.append, methods=["rerank", "exact"])
+    assert seen[0].n_anchors == 0
+
+
+def test_pseudo_queries_are_anchors_where_too_few_queries_are_left(run_it) -> None:
+    seen: list[Start] = []
+    done = run_it(anchors=50, methods=["adacur", "rerank"], on_start=seen.append)
+    assert seen[0].pseudo_anchors
+    assert "pseudo_anchors" not in done.runs[0].made
+    assert done.runs[1].made["pseudo_anchors"]
+    assert "pseudo_anchors" not in done.runs[2].made
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "value"),
+    [
+        ({"methods": ["gausian"]}, UnknownName, "gaussian"),
+        ({"first": ["dnse"]}, UnknownName, "dense"),
+        ({"ks": [61]}, InputError, "61"),
+        ({"ks": [0]}, InputError, "0"),
+        ({"methods": []}, AdacurError, "rerank"),
+        ({"anchors": None, "minutes": 0}, InputError, "0"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_scored(run_it, tmp_path, options, error, value) -> None:
+    with pytest.raises(error, match=value):
+        run_it(**options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_and_judgements_of_other_items_are_refused(places, tmp_path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        evaluate(tmp_path / "nowhere", scorer=score, output=tmp_path / "out")
+    (places / "qrels" / "test.tsv").write_text("q1\tx7\t1\n")
+    with pytest.raises(InputError, match="x7"):
+        evaluate(places, scorer=score, output=tmp_path / "out")
+
+
+def test_a_run_that_fails_stops_no_other(run_it) -> None:
+    done = run_it(methods=["axn", "rerank"])
+    assert [settings["method"] for settings, _ in done.failed] == ["axn", "axn"]
+    assert [run.method for run in done.runs] == ["first", "rerank", "rerank"]
+
+
+def test_a_sample_keeps_every_item_that_is_judged_and_has_a_name_with_its_size(places, run_it) -> None:
+    done = run_it(items=20, ks=[1, 5])
+    assert {run.collection for run in done.runs} == {"places-20-items"}
+    assert done.runs[0].made["items"] == 20
+    whole = collections.read_collection(places)
+    sampled = collections.sample(whole, 20, n_test=6, seed=0)
+    judged = {id_ for grades in sampled.qrels.values() for id_ in grades}
+    ids = [item.id for item in sampled.items]
+    assert judged <= set(ids)
+    assert ids == [item.id for item in whole.items if item.id in set(ids)]
+    assert collections.sample(whole, 4000, n_test=6, seed=0) is whole
+
+
+def test_where_the_fewest_queries_do_not_fit_a_sample_is_taken(places, monkeypatch) -> None:
+    monkeypatch.setattr(collections, "_FEWEST_ITEMS", 20)
+    options = {"scorer": opened(score), "minutes": 1e-9, "anchors": None, "queries": None, "items": None}
+    sizes = collections.choose_sizes(collections.read_collection(places), places, places / "none.json", **options)
+    assert (sizes.items, sizes.queries, sizes.anchors) == (20, 5, 10)
+    # Most of the items would take as long as all of them.
+    monkeypatch.setattr(collections, "_FEWEST_ITEMS", 31)
+    assert (
+        collections.choose_sizes(collections.read_collection(places), places, places / "none.json", **options).items
+        is None
+    )
+
+
+def test_without_judgements_recall_is_measured_and_a_note_says_so(places, run_it) -> None:
+    (places / "qrels" / "test.tsv").unlink()
+    (places / "qrels").rmdir()
+    seen: list[Start] = []
+    done = run_it(on_start=seen.append)
+    assert all("nDCG@10" not in run.measures for run in done.runs)
+    assert any("nDCG@10" in note for note in seen[0].notes)
+
+
+def test_judged_quality_is_left_out_where_it_cannot_be_measured(run_it, monkeypatch) -> None:
+    monkeypatch.setattr(measures, "find_spec", lambda name: None)
+    assert all("nDCG@10" not in run.measures for run in run_it().runs)
+
+
+def test_another_scorer_of_the_same_name_needs_another_folder(places, tmp_path) -> None:
+    options = {"output": tmp_path / "out", "methods": ["rerank"], "queries": 3, "anchors": 5, "progress": False}
+    evaluate(places, scorer=score, **options)
+
+    def other(pairs):
+        return [-float(len(text)) for _, text in pairs]
+
+    other.__name__ = other.__qualname__ = "score"
+    with pytest.raises(WrongScorer, match="-o"):
+        evaluate(places, scorer=other, **options)
+
+
+class _Page(HTMLParser):
+    """What a browser would fetch and run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
+
+
+def test_the_page_needs_nothing_but_itself_and_names_every_price(run_it, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run_it(queries=12)
+    page = write_report(done.runs, tmp_path / "new" / "report.html", searchability=done.searchability)
+    text = page.read_text(encoding="utf-8")
+    read = _Page()
+    read.feed(text)
+    assert read.tags.isdisjoint({"script", "link", "iframe"})
+    assert read.fetched
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in read.fetched)
+    for word in ("budget", "rounds", "anchor queries", "first stage", "calls paid beforehand", "95 % interval", "900"):
+        assert word in text
+    for row in compare(done.runs):
+        assert all(str(mean) in text for mean in row.means.values())
+    for curve in done.searchability.curves:
+        assert all(str(depth.ndcg) in text for depth in curve.depths)
+        assert all(escape(line) in text for line in curve.commands)
+    assert all(escape(phantom.expected.text) in text for phantom in done.searchability.phantoms)
+    again = write_report(done.runs, tmp_path / "again.html", searchability=done.searchability)
+    assert again.read_text(encoding="utf-8") == text
+
+
+def test_names_from_outside_cannot_break_the_page(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    values = {"recall@10": np.full(20, 0.5), "calls": np.full(20, 5.0)}
+    run = Run(
+        "<b>town</b>", "rerank", {"budget": 5, "first": "<i>x"}, tuple(map(str, range(20))), values,
+        {"items": 9, "adacur": "0", "scorer": "<script>"},
+    )  # fmt: skip
+    item = Item("i", "<script>")
+    phantom = Phantom(Query("q", "<b>town"), item, 2.0, {"<i>x": None}, item, 1.0)
+    verdict = DepthVerdict("stay", 10, "<script>", (), 20)
+    odd = Searchability(9, 20, 0, (Curve("<i>x", (), verdict, ("<script>",)),), 5, 1, (phantom,))
+    page = write_report([run], tmp_path / "page.html", searchability=odd)
+    text = page.read_text(encoding="utf-8")
+    assert not any(tag in text for tag in ("<b>town", "<i>x", "<script>"))
+
+
+def test_a_scorer_to_be_mended_comes_with_the_command_that_trains_another(places, tmp_path) -> None:
+    lines = "".join(f"q{n}\td{n}\t1\n" for n in range(30))
+    (places / "qrels" / "test.tsv").write_text(lines)
+
+    def backwards(pairs):
+        return [-one for one in score(pairs)]
+
+    options = SIZES | {"queries": 30, "methods": ["rerank"]}
+    done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
+    (curve,) = done.searchability.curves
+    assert (curve.verdict.kind, curve.verdict.depth) == ("mend", 0)
+    assert "qrels/train.tsv" in curve.verdict.why
+    train, again = curve.commands
+    assert train.startswith(f"adacur train cross-encoder {places} places-reranker --first bm25 ")
+    assert "--scorer places-reranker" in again
+    (places / "qrels" / "train.tsv").write_text("q31\td31\t1\n")
+    done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
+    assert "qrels/train.tsv" not in done.searchability.curves[0].verdict.why
+
+
+def test_commands_name_a_fetched_model_by_its_name_and_any_other_by_its_path() -> None:
+    fetched = cache_folder() / "ms-marco-MiniLM-L-12-v2" / "model.onnx"
+    assert depths.typed_source(str(fetched)) == "ms-marco-MiniLM-L-12-v2"
+    assert depths.typed_source("my models/reranker") == "'my models/reranker'"
+    assert depths.typed_source(str(cache_folder())) == str(cache_folder())
+    assert depths.typed_source(None) == ""

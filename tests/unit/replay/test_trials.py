@@ -1,0 +1,510 @@
+"""A small world of topics: what a trial measures, keeps and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adacur import BM25
+from adacur.data import read_queries
+from adacur.errors import FileFormatError, InputError, ScorerFailed
+from adacur.first_stages import EncoderCard
+from adacur.records import Item, Query
+from adacur.replay import Trial, TrialPlan, material, measures, top_k_recall, try_collection
+from adacur.replay.advice import Advice
+from adacur.replay.material import read_material
+from adacur.replay.measuring import Measured, measure
+from adacur.scorers import Cached, FunctionScorer, MatrixScorer
+from adacur.search import AnchorIndex
+
+N_ITEMS, N_QUERIES, N_TOPICS = 300, 40, 15
+
+
+def words(topic: int, n: int, draw: np.random.Generator) -> str:
+    """Words of a topic, and words that anyone says."""
+    own = [f"t{topic}w{one}" for one in draw.integers(12, size=n)]
+    return " ".join([*own, *(f"common{one}" for one in draw.integers(30, size=n))])
+
+
+def write_world(folder: Path, *, judged: bool = True, queries: bool = True) -> tuple[list[Item], list[Query]]:
+    draw = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    items = [Item(f"d{at}", words(at % N_TOPICS, 8, draw)) for at in range(N_ITEMS)]
+    asked = [Query(f"q{at}", words(at % N_TOPICS, 3, draw)) for at in range(N_QUERIES)]
+    write(folder / "corpus.jsonl", items)
+    if queries:
+        write(folder / "queries.jsonl", asked)
+    if judged:
+        (folder / "qrels").mkdir(exist_ok=True)
+        rows = [f"q{at}\td{at % N_TOPICS + N_TOPICS * n}\t1" for at in range(N_QUERIES) for n in range(3)]
+        (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(rows) + "\n")
+    return items, asked
+
+
+def write(file: Path, records: Sequence[Item | Query]) -> None:
+    lines = (json.dumps({"_id": one.id, "text": one.text}) + "\n" for one in records)
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def overlap(pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Shared words, and a little that is the item's own, so that no two scores are equal."""
+    return [len(set(query.split()) & set(text.split())) + (sum(map(ord, text)) % 997) / 1000 for query, text in pairs]
+
+
+def knowing(tmp_path: Path) -> Any:
+    """A scorer that likes what is judged relevant best."""
+    items, _ = write_world(tmp_path / "world")
+    number = {item.text: at for at, item in enumerate(items)}
+
+    def score(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        first = [10 * (number[text] < 3 * N_TOPICS) for _, text in pairs]
+        return [own + shared for own, shared in zip(first, overlap(pairs), strict=True)]
+
+    return score
+
+
+class Topics:
+    """An encoder that sees the topics of words."""
+
+    dimension = N_TOPICS
+    card = EncoderCard(kind="topics", dimension=N_TOPICS)
+
+    def encode_items(self, texts: Sequence[str]) -> Any:
+        counts = np.zeros((len(texts), N_TOPICS), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.split():
+                if word.startswith("t"):
+                    counts[row, int(word[1:].partition("w")[0])] += 1
+        return counts / np.maximum(1e-6, np.linalg.norm(counts, axis=1, keepdims=True))
+
+    encode_queries = encode_items
+
+
+def tried(tmp_path: Path, **options: Any) -> Trial:
+    given: dict[str, Any] = {"scorer": overlap, "calls": 5000, "kept": tmp_path / "kept", "progress": False}
+    return try_collection(tmp_path / "world", **(given | options))
+
+
+def measured_world(
+    tmp_path: Path,
+    scores: Any,
+    *,
+    grid: int,
+    seed: int = 0,
+    budget: int = 20,
+    calls: int | None = None,
+    judged: str | None = None,
+) -> Measured:
+    """What would be measured with these scores, queries × items in the order of the files."""
+    if judged is not None:
+        (tmp_path / "world" / "qrels" / "test.tsv").write_text(judged)
+    read = read_material(tmp_path / "world", seed=seed)
+    items, asked = write_world(tmp_path / "world")
+    scorer = MatrixScorer(asked, items, scores)
+    plan = TrialPlan(
+        "world", N_ITEMS, N_ITEMS, len(read.queries), len(read.qrels), ("bm25",), 5, budget, grid, 0, 0, 0, 0, 0, 0
+    )
+    return measure(read, plan, scorer=scorer, first={"bm25": BM25.build(read.items)}, seconds=1e9, calls=calls)
+
+
+def noisy_scores(items: list[Item], asked: list[Query]) -> Any:
+    """Overlap, and so much noise that the first stage misses many of the best."""
+    plain = np.array([overlap([(query.text, item.text) for item in items]) for query in asked])
+    return plain + 3 * np.random.default_rng(1).standard_normal(plain.shape)
+
+
+def test_with_every_item_scored_the_estimate_is_the_recall(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    scores = noisy_scores(items, asked)
+    measured = measured_world(tmp_path, scores, grid=N_ITEMS)
+
+    index = AnchorIndex.from_items(items, scorer=MatrixScorer(asked, items, scores))
+    hits = index.search(asked, 5, budget=20, method="rerank", first="bm25")
+    exact = dict(zip([query.id for query in asked], top_k_recall(hits, scores, k=5), strict=True))
+    estimated = measured.recalls(measured.scored_by("bm25", 20))
+
+    assert estimated.tolist() == [exact[query.id] for query in measured.queries]
+    assert 0.1 < estimated.mean() < 0.9
+
+
+def test_random_items_correct_what_the_lists_alone_would_overestimate(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    scores = noisy_scores(items, asked)
+    whole = measured_world(tmp_path, scores, grid=N_ITEMS)
+    truth = whole.recalls(whole.scored_by("bm25", 20)).mean()
+
+    estimates = []
+    for seed in range(12):
+        some = measured_world(tmp_path, scores, grid=60, seed=seed)
+        estimates.append(some.recalls(some.scored_by("bm25", 20)).mean())
+
+    assert np.mean(estimates) == pytest.approx(truth, abs=0.07)
+    # The best of the list alone would be all of the best.
+    assert truth < 0.6
+
+
+def test_a_scorer_that_prefers_what_nobody_would_look_at_is_not_to_be_searched_deeper(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    scores = np.array([overlap([(query.text, item.text) for item in items]) for query in asked])
+    sane = Advice(measured_world(tmp_path, scores, grid=60))
+    # A third of all items, whatever they are about.
+    haunted = scores + 100 * (np.arange(N_ITEMS) % 3 == 2)
+    advice = Advice(measured_world(tmp_path, haunted, grid=60))
+
+    assert np.nanmean(advice.measured.everything()) < np.nanmean(sane.measured.everything()) - 0.1
+    assert advice.depth_gains_nothing
+    assert advice.deeper[2] < 0
+
+
+def test_the_answers_name_what_to_do(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    plans: list[TrialPlan] = []
+    trial = tried(tmp_path, scorer=knowing(tmp_path), encoder=Topics(), on_plan=plans.append)
+
+    assert plans == [trial.plan]
+    assert f"{trial.plan.pairs:,} pairs" in trial.plan.in_words()
+    assert trial.answer("scorer").choice in ("blend", "rerank", "search")
+    assert [one.question for one in trial.answers] == [
+        "scorer", "first stage", "budget", "method", "anchor index", "depth",
+    ]  # fmt: skip
+    assert trial.answer("first stage").choice in ("bm25", "dense", "bm25+dense")
+    assert trial.answer("budget").choice in {row["budget"] for row in trial.figures["rerank"]}
+    for one in trial.answers:
+        assert one.low is None or one.mean is None or one.high is None or one.low <= one.mean <= one.high, one
+    assert trial.commands[0].startswith(f"adacur build {tmp_path / 'world'} world-")
+
+
+def test_calls_that_lose_against_none_are_never_advised_and_nothing_says_the_opposite(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    trial = tried(tmp_path, encoder=Topics())
+
+    assert trial.answer("scorer").choice in ("no", "unproven")
+    assert "Use none here" in trial.answer("scorer").words
+    assert [one.question for one in trial.answers] == ["scorer", "first stage"]
+    build, search, *others = trial.commands
+    assert " -n 0 " in build
+    assert "--method first" in search
+    assert "--budget" not in search
+    assert not others
+
+
+def test_a_scorer_is_left_blended_or_followed_by_what_it_knows(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    shared = np.array([overlap([(query.text, item.text) for item in items]) for query in asked])
+    chance, hidden = np.random.default_rng(5).standard_normal((2, *shared.shape))
+    # What is relevant shares words with the query, and has something that no word tells.
+    truth = shared + hidden
+    best = np.argsort(-truth, axis=1)[:, :3]
+    rows = [f"q{row}\td{at}\t1\n" for row, of_query in enumerate(best) for at in of_query]
+    judged = "query-id\tcorpus-id\tscore\n" + "".join(rows)
+    said = {}
+    for name, scores in {"nothing": chance, "the hidden": hidden, "all": truth}.items():
+        said[name] = Advice(measured_world(tmp_path, scores, grid=60, judged=judged)).choice
+
+    assert said == {"nothing": "no", "the hidden": "blend", "all": "rerank"}
+
+
+def test_most_of_the_judged_queries_are_asked_what_the_scorer_is_worth(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    trial = tried(tmp_path, encoder=Topics(), calls=5000)
+
+    assert trial.plan.n_more > 5
+    assert trial.n_queries == trial.plan.n_queries + trial.plan.n_more
+    assert f"on {trial.n_queries} judged queries" in trial.answer("scorer").words
+
+
+def test_the_queries_of_a_trial_can_be_read_again(tmp_path: Path) -> None:
+    _, asked = write_world(tmp_path / "world")
+    trial = tried(tmp_path)
+    named = tried(tmp_path, save_queries=tmp_path / "asked.jsonl")
+
+    assert trial.queries_file.parent == tmp_path / "kept"
+    assert named.queries_file == tmp_path / "asked.jsonl"
+    used = list(read_queries(named.queries_file))
+    assert used == list(read_queries(trial.queries_file))
+    assert len(used) == trial.n_queries
+    assert {query.id for query in used} <= {query.id for query in asked}
+
+
+def test_other_builds_are_printed_with_other_folders(tmp_path: Path) -> None:
+    knows = knowing(tmp_path)
+    shutil.copytree(tmp_path / "world", tmp_path / "elsewhere" / "world")
+    one = tried(tmp_path, scorer=knows)
+    same = tried(tmp_path, scorer=knows)
+    dense = tried(tmp_path, scorer=knows, encoder=Topics())
+    other = try_collection(
+        tmp_path / "elsewhere" / "world", scorer=knows, calls=5000, kept=tmp_path / "kept", progress=False
+    )
+
+    folder = {trial.commands[0].split()[3] for trial in (one, same)}
+    assert len(folder) == 1
+    assert len({*folder, dense.commands[0].split()[3], other.commands[0].split()[3]}) == 3
+
+
+def test_fields_are_read_as_a_build_reads_them_and_printed_in_its_command(tmp_path: Path) -> None:
+    items, _ = write_world(tmp_path / "world", judged=False)
+    (tmp_path / "world" / "corpus.jsonl").unlink()
+    rows = [{"sku": item.id, "what it is": item.text, "price": "1"} for item in items]
+    with (tmp_path / "world" / "corpus.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+
+    with pytest.raises(FileFormatError):
+        tried(tmp_path)
+    trial = tried(tmp_path, id_field="sku", text_fields=["what it is"])
+    assert "--text-field 'what it is' --id-field sku" in trial.commands[0]
+    assert set(read_material(tmp_path / "world", id_field="sku", text_fields=["what it is"]).items.ids) == {
+        item.id for item in items
+    }
+
+
+def test_a_cache_of_the_users_own_keeps_the_scores(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    trials = []
+    for _ in range(2):
+        cached = Cached(FunctionScorer(overlap), tmp_path / "mine.sqlite", key="overlap")
+        # The calls are the limit, and not how fast this machine is.
+        trials.append(tried(tmp_path, scorer=cached, minutes=600))
+
+    assert trials[0].calls > 1000
+    assert trials[1].calls == 0
+    assert trials[1].known == trials[0].calls + trials[0].known
+
+
+def test_without_judgements_quality_is_left_open_and_recall_is_not(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", judged=False)
+    trial = tried(tmp_path)
+
+    assert trial.answer("scorer").choice == "unknown"
+    assert {one.question for one in trial.answers} == {"scorer", "first stage", "budget", "method", "anchor index"}
+    assert trial.plan.n_judged == 0
+
+
+def test_judgements_that_cannot_be_used_here_are_not_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_world(tmp_path / "world")
+    monkeypatch.setattr(measures, "find_spec", lambda _: None)
+    trial = tried(tmp_path)
+
+    assert any("[evaluation]" in line for line in trial.plan.notes)
+    assert trial.answer("scorer").choice == "unknown"
+    assert "without ir_measures" in trial.answer("scorer").words
+
+
+def test_a_few_judged_queries_are_counted(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    (tmp_path / "world" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    trial = tried(tmp_path)
+
+    assert not any("ir_measures" in line for line in trial.plan.notes)
+    assert "from 1 of " in trial.answer("scorer").words
+
+
+def test_without_queries_pseudo_queries_stand_in_and_that_is_said(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", judged=False, queries=False)
+    trial = tried(tmp_path)
+
+    assert any("no queries" in note for note in trial.plan.notes)
+    assert trial.n_queries >= 20
+
+
+def test_a_file_of_any_name_alone_in_a_folder_is_the_items(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", judged=False, queries=False)
+    (tmp_path / "world" / "corpus.jsonl").rename(tmp_path / "world" / "articles.jsonl")
+    trial = tried(tmp_path)
+
+    assert trial.plan.n_items == N_ITEMS
+    assert str(tmp_path / "world" / "articles.jsonl") in trial.commands[0]
+
+
+def test_a_second_run_pays_for_nothing_again(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    named = FunctionScorer(overlap, name="overlap-1")
+    first = tried(tmp_path, encoder=Topics(), scorer=named)
+    second = tried(tmp_path, encoder=Topics(), scorer=named)
+
+    assert first.calls > 0
+    assert second.calls == 0
+    assert second.known == first.calls + first.known
+    assert second.answers == first.answers
+
+
+def test_an_interrupted_trial_goes_on_with_what_it_scored(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    left = [5]
+
+    def moody(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        # What is timed comes in other shapes.
+        if len(pairs) >= 100 and len({query for query, _ in pairs}) == 1:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+        return overlap(pairs)
+
+    scorer = FunctionScorer(moody, name="moody-1")
+    with pytest.raises(KeyboardInterrupt):
+        tried(tmp_path, scorer=scorer)
+    second = tried(tmp_path, scorer=scorer)
+    whole = tried(tmp_path, scorer=scorer, kept=tmp_path / "elsewhere")
+
+    assert second.known > 0
+    assert second.calls < whole.calls
+    assert second.answers == whole.answers
+
+
+def test_calls_are_a_limit_that_is_never_exceeded(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    paid = 0
+
+    def counted(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        nonlocal paid
+        paid += len(pairs)
+        return overlap(pairs)
+
+    for calls in (3200, 4000, 5000):
+        paid = 0
+        trial = tried(tmp_path, scorer=counted, encoder=Topics(), calls=calls, kept=tmp_path / f"kept-{calls}")
+        assert calls / 2 < paid <= calls
+        assert trial.plan.timed + trial.calls == paid
+
+
+def test_a_query_that_could_cost_more_calls_than_are_left_is_not_begun(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    measured = measured_world(tmp_path, noisy_scores(items, asked), grid=60, calls=1000)
+
+    assert 800 < measured.calls <= 1000
+    assert len(measured.queries) < N_QUERIES
+    with pytest.raises(InputError, match="10 calls"):
+        measured_world(tmp_path, noisy_scores(items, asked), grid=60, calls=10)
+
+
+def test_a_sample_of_the_items_keeps_what_is_relevant_and_counts_for_the_whole(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    trial = tried(tmp_path, scorer=knowing(tmp_path), items=100)
+
+    # 45 items are judged relevant to someone, a third of them in any hundred.
+    assert 100 < trial.plan.n_used <= 145
+    assert trial.plan.n_items == N_ITEMS
+    assert trial.plan.whole(trial.plan.budget) == round(trial.plan.budget * N_ITEMS / trial.plan.n_used)
+    assert trial.answer("budget").choice <= trial.plan.whole(trial.plan.budget)
+
+
+def test_of_more_items_than_can_be_held_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_world(tmp_path / "world")
+    monkeypatch.setattr(material, "_HELD_ITEMS", 50)
+    read = read_material(tmp_path / "world")
+    ids = set(read.items.ids)
+
+    assert read.n_items == N_ITEMS
+    assert 50 <= len(ids) <= 50 + 45
+    assert {id_ for grades in read.qrels.values() for id_ in grades} <= ids
+    assert read.items.ids[:50] == read_material(tmp_path / "world").items.ids[:50]
+
+
+def test_anchor_queries_are_worth_nothing_where_the_first_stage_knows_all(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    stage = BM25.build(items)
+    answers = stage.search(asked, N_ITEMS)
+    scores = np.full((N_QUERIES, N_ITEMS), -50.0)
+    for row, (positions, _) in enumerate(answers):
+        scores[row, positions] = -np.arange(len(positions)) / 10
+    scores += np.random.default_rng(0).random(scores.shape) / 1000
+    saved = Advice(measured_world(tmp_path, scores, grid=N_ITEMS)).saving
+
+    assert saved is not None
+    assert saved.ratio < 1.1
+
+
+def test_anchor_queries_pay_where_they_tell_what_the_first_stage_cannot(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", judged=False)
+    # All queries like the same items, which no word of theirs gives away.
+    liked = np.random.default_rng(3).permutation(N_ITEMS).astype(float)
+    scores = np.tile(liked, (N_QUERIES, 1)) + np.random.default_rng(4).random((N_QUERIES, N_ITEMS))
+    advice = Advice(measured_world(tmp_path, scores, grid=N_ITEMS))
+
+    assert advice.saving is not None
+    assert advice.saving.low > 3
+    assert advice.questions_to_break_even(advice.saving.ratio) == pytest.approx(
+        39 * N_ITEMS / ((advice.saving.ratio - 1) * advice.way.budget)
+    )
+
+
+@pytest.mark.parametrize(("limits", "named"), [({"calls": 200}, "200 calls"), ({"minutes": 1e-5}, "minutes")])
+def test_too_little_for_anything_is_refused_with_what_is_needed(
+    tmp_path: Path, limits: dict[str, Any], named: str
+) -> None:
+    write_world(tmp_path / "world")
+
+    with pytest.raises(InputError, match=named) as refused:
+        tried(tmp_path, **limits)
+    assert "20 queries" in str(refused.value)
+
+
+@pytest.mark.parametrize("limits", [{"minutes": 0}, {"minutes": float("nan")}, {"calls": 0}, {"items": 0}])
+def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, Any]) -> None:
+    write_world(tmp_path / "world")
+
+    with pytest.raises(InputError, match=next(iter(limits))):
+        tried(tmp_path, **limits)
+
+
+def test_three_items_are_not_worth_a_trial(tmp_path: Path) -> None:
+    (tmp_path / "world").mkdir()
+    write(tmp_path / "world" / "corpus.jsonl", [Item(f"d{at}", f"text {at}") for at in range(3)])
+
+    with pytest.raises(InputError, match="has 3"):
+        tried(tmp_path)
+
+
+def test_judgements_of_unknown_items_are_counted_or_refused(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+    file = tmp_path / "world" / "qrels" / "test.tsv"
+    known = file.read_text()
+    file.write_text(known + "q1\tnobody\t1\n")
+    assert any("1 of 46 judged items" in note for note in read_material(tmp_path / "world").notes)
+
+    file.write_text("q1\tnobody\t1\nq2\tnothing\t1\n")
+    with pytest.raises(InputError, match="'nobody'"):
+        read_material(tmp_path / "world")
+    file.write_text("someone\td1\t1\n")
+    with pytest.raises(InputError, match="judged query"):
+        read_material(tmp_path / "world")
+
+
+def test_folders_that_leave_it_open_are_refused(tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    world.mkdir()
+    with pytest.raises(FileFormatError, match="found none"):
+        tried(tmp_path)
+    write(world / "one.jsonl", [Item("a", "a")])
+    write(world / "two.jsonl", [Item("a", "a")])
+    with pytest.raises(FileFormatError, match=r"one\.jsonl, two\.jsonl"):
+        tried(tmp_path)
+    with pytest.raises(FileFormatError, match="no folder or file"):
+        try_collection(tmp_path / "absent", scorer=overlap)
+
+
+def test_judgements_without_queries_are_refused(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", queries=False)
+
+    with pytest.raises(FileFormatError, match="no queries"):
+        tried(tmp_path)
+
+
+def test_a_scorer_that_fails_is_named(tmp_path: Path) -> None:
+    write_world(tmp_path / "world")
+
+    def broken(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        raise RuntimeError("the model server is down")
+
+    with pytest.raises(ScorerFailed, match="the model server is down"):
+        tried(tmp_path, scorer=broken)

@@ -1,0 +1,517 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from zarr.storage import LocalStore
+
+from adacur.errors import (
+    DamagedIndex,
+    DuplicateId,
+    EmptyInput,
+    IndexFolderError,
+    IndexMismatch,
+    InputError,
+    NonFiniteScore,
+    NotAnIndex,
+    ScoreCountError,
+    ScorerFailed,
+    StorageFull,
+)
+from adacur.records import Item, Query
+from adacur.scorers.function import FunctionScorer
+from adacur.scorers.known import MatrixScorer
+from adacur.store import IndexFolder, Progress, build_scores, verify
+from adacur.store.blocks import largest_block
+
+
+class Carded:
+    """A scorer under another name, that may fail on the way."""
+
+    def __init__(self, scorer, *, fail_after: int | None = None, error: Exception | None = None, **card) -> None:
+        self.scorer = scorer
+        self.card = replace(scorer.card, **card)
+        self.fail_after = fail_after
+        self.error = error or ValueError("out of luck")
+        self.grids: list[str] = []
+
+    def score(self, pairs):
+        return self.scorer.score(pairs)
+
+    def score_grid(self, queries, items):
+        if self.fail_after is not None and len(self.grids) >= self.fail_after:
+            raise self.error
+        self.grids.append(items[0].id)
+        return self.scorer.score_grid(queries, items)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder but the lock and what readers of a write-ahead log leave and take away."""
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not file.name.endswith(("-wal", "-shm"))
+    }
+
+
+def begin(known, path: Path, *, blocks: int = 2, **options) -> None:
+    with pytest.raises(ScorerFailed):
+        known.build(path, **({"scorer": Carded(known.scorer, fail_after=blocks)} | options))
+
+
+# --- the whole of it
+
+
+def test_every_pair_is_scored_exactly_once(known, tmp_path) -> None:
+    scorer = known.metered
+    known.build(tmp_path / "index", scorer=scorer)
+    assert scorer.calls == known.scores.size
+
+
+def test_items_may_come_from_a_generator_and_anchors_as_texts(tmp_path) -> None:
+    scorer = FunctionScorer(lambda pairs: [len(query) * len(text) for query, text in pairs], name="lengths")
+    items = (Item(f"i{size}", "x" * size) for size in range(1, 30))
+    folder = build_scores(items, iter(["a", "bb"]), scorer=scorer, path=str(tmp_path / "index"))
+    assert folder.matrix.tolist() == [[size, 2 * size] for size in range(1, 30)]
+
+
+@pytest.mark.parametrize("block_items", [1, 7, 53, 1000])
+def test_the_scores_do_not_depend_on_the_blocks(known, tmp_path, block_items) -> None:
+    folder = known.build(tmp_path / "index", block_items=block_items)
+    assert folder.matrix.tolist() == known.scores.T.tolist()
+    assert verify(folder.path).ok
+
+
+def test_a_block_size_is_chosen_where_none_is_given(known, tmp_path) -> None:
+    folder = known.build(tmp_path / "index", block_items=None)
+    assert 16 <= folder.manifest.block_items <= 53
+    assert folder.matrix.tolist() == known.scores.T.tolist()
+
+
+def test_a_chunk_is_at_most_32_mb(known) -> None:
+    assert largest_block(100, np.dtype("float32")) == 8192
+    assert largest_block(10_000, np.dtype("float32")) == 838
+    assert largest_block(10_000, np.dtype("float16")) == 1677
+    assert largest_block(10**9, np.dtype("float32")) == 1
+
+
+def test_progress_tells_pairs_blocks_and_what_was_found_finished(known, tmp_path) -> None:
+    begin(known, tmp_path / "index", blocks=2)
+    seen: list[Progress] = []
+    known.build(tmp_path / "index", progress=seen.append)
+    assert [step.blocks_done for step in seen] == [2, 3, 4, 5, 6]
+    assert [step.pairs_done for step in seen] == [140, 210, 280, 350, 371]
+    assert {(step.blocks, step.pairs, step.resumed_blocks) for step in seen} == {(6, 371, 2)}
+    assert seen[0].seconds_left is None
+    assert seen[-1].seconds_left == 0
+    # The pace is that of this run: blocks that were found finished took no time in it.
+    assert seen[-1].pairs_per_second == pytest.approx((371 - 140) / seen[-1].seconds)
+
+
+def test_memory_stays_far_below_the_collection(tmp_path) -> None:
+    count = 60_000
+    one = Item("i000000", "text number 000000")
+    collection = count * (sys.getsizeof(one) + sys.getsizeof(one.id) + sys.getsizeof(one.text))
+    anchors = [Query("a", "anchor"), Query("b", "anchor")]
+
+    class Zero:
+        card = MatrixScorer(["a"], ["i"], [[0.0]]).card
+
+        def score(self, pairs):
+            raise AssertionError("the grid is asked")
+
+        def score_grid(self, queries, items):
+            return np.full((len(queries), len(items)), float(items[0].id[1:]), dtype=np.float32)
+
+    def build() -> IndexFolder:
+        items = (Item(f"i{number:06}", f"text number {number:06}") for number in range(count))
+        return build_scores(items, anchors, scorer=Zero(), path=tmp_path / "index", block_items=2048)
+
+    known_imports = tmp_path / "warm"
+    build_scores([one], anchors, scorer=Zero(), path=known_imports, block_items=1)
+    tracemalloc.start()
+    try:
+        build()
+        peak_of_build = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        build()
+        peak_of_comparison = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        assert verify(tmp_path / "index").ok
+        peak_of_verification = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert max(peak_of_build, peak_of_comparison, peak_of_verification) < collection / 8
+
+
+# --- the door
+
+
+@pytest.mark.parametrize(
+    ("items", "error", "said"),
+    [
+        ([], EmptyInput, "no items"),
+        ([Item("x", "one"), Item("y", "two"), Item("x", "three")], DuplicateId, "'x'"),
+        ([Item("x", "one"), Item("y", " \n")], EmptyInput, "'y'"),
+        ([Item("x", "one"), "two"], InputError, "got str"),
+        ([Item(1, "one")], InputError, "strings"),
+        ([Item("x", None)], InputError, "strings"),
+        ([Item("x", "\ud800")], InputError, "'x'"),
+        ([Item("x", "one", {"when": object()})], InputError, "JSON"),
+    ],
+)
+def test_items_that_cannot_be_used_leave_no_folder_behind(known, tmp_path, items, error, said) -> None:
+    with pytest.raises(error, match=said):
+        build_scores(items, known.anchors, scorer=known.scorer, path=tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_collection_itself_is_passed_on_and_leaves_no_folder(known, tmp_path) -> None:
+    def torn():
+        yield Item("x", "one")
+        raise EOFError("the file ends here")
+
+    with pytest.raises(EOFError, match="ends here"):
+        build_scores(torn(), known.anchors, scorer=known.scorer, path=tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_and_empty_is_emptied_again_but_stays(tmp_path, known) -> None:
+    with pytest.raises(EmptyInput):
+        build_scores([], known.anchors, scorer=known.scorer, path=tmp_path)
+    assert tmp_path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    assert known.build(tmp_path).matrix.shape == (53, 7)
+
+
+@pytest.mark.parametrize(
+    ("anchors", "error", "said"),
+    [
+        ([], EmptyInput, "no anchor queries"),
+        ([Query("a", "one"), Query("a", "two")], DuplicateId, "'a'"),
+        (["one", "one"], DuplicateId, "q-"),
+        ([Query("a", " ")], EmptyInput, "'a'"),
+        ("one text", InputError, "list of queries"),
+    ],
+)
+def test_anchors_that_cannot_be_used_leave_no_folder_behind(known, tmp_path, anchors, error, said) -> None:
+    with pytest.raises(error, match=said):
+        build_scores(known.items, anchors, scorer=known.scorer, path=tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_make_no_sense_are_refused(known, tmp_path) -> None:
+    with pytest.raises(InputError, match="bfloat16"):
+        known.build(tmp_path / "index", dtype="bfloat16")
+    with pytest.raises(InputError, match="block_items"):
+        known.build(tmp_path / "index", block_items=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_folder_and_a_file_are_refused_and_not_touched(known, tmp_path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "items.sqlite").write_bytes(b"years of work")
+    (tmp_path / "file").write_bytes(b"x")
+    before = content(tmp_path)
+    for name in ("thesis", "file"):
+        with pytest.raises(NotAnIndex):
+            known.build(tmp_path / name)
+    assert content(tmp_path) == before
+
+
+# --- the scorer
+
+
+def test_a_failing_scorer_keeps_what_is_finished_and_the_build_goes_on_from_there(known, tmp_path) -> None:
+    failing = Carded(known.scorer, fail_after=4)
+    with pytest.raises(ScorerFailed, match="out of luck") as caught:
+        known.build(tmp_path / "index", scorer=failing)
+    assert isinstance(caught.value.__cause__, ValueError)
+    second = Carded(known.scorer)
+    folder = known.build(tmp_path / "index", scorer=second)
+    assert failing.grids + second.grids == ["i0", "i10", "i20", "i30", "i40", "i50"]
+    assert folder.matrix.tolist() == known.scores.T.tolist()
+
+
+def test_errors_of_our_own_are_not_wrapped(known, tmp_path) -> None:
+    with pytest.raises(ScoreCountError):
+        known.build(tmp_path / "index", scorer=Carded(known.scorer, fail_after=1, error=ScoreCountError("few")))
+
+
+def test_a_score_that_is_not_a_number_is_named_and_not_stored(known, tmp_path) -> None:
+    known.scores[4, 33] = 0
+    broken = known.scores.copy()
+    broken[4, 33] = np.nan
+    scorer = Carded(known.scorer)
+    scorer.score_grid = lambda queries, items: broken[:, [int(item.id[1:]) for item in items]]
+    with pytest.raises(NonFiniteScore, match="'a4' and item 'i33'"):
+        known.build(tmp_path / "index", scorer=scorer)
+    assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
+
+
+def test_a_score_too_large_for_half_precision_is_named(known, tmp_path) -> None:
+    known.scores[2, 15] = 1e5
+    with pytest.raises(InputError, match=r"65504.*'a2' and item 'i15' score 100000"):
+        known.build(tmp_path / "index", dtype="float16")
+
+
+def test_scores_that_half_precision_would_all_make_nought_are_refused(known, tmp_path) -> None:
+    known.scores[:] *= 1e-9 / np.abs(known.scores).max()
+    with pytest.raises(InputError, match=r"float16.*5\.96.*e-08.*largest of \d+ scores is"):
+        known.build(tmp_path / "index", dtype="float16")
+    assert known.build(tmp_path / "other").matrix.any()
+
+
+def test_an_interrupt_leaves_a_folder_that_goes_on(known, tmp_path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        known.build(tmp_path / "index", scorer=Carded(known.scorer, fail_after=3, error=KeyboardInterrupt()))
+    resumed = Carded(known.scorer)
+    known.build(tmp_path / "index", scorer=resumed)
+    assert resumed.grids == ["i30", "i40", "i50"]
+
+
+# --- resuming
+
+
+def test_a_finished_build_is_returned_without_a_call_or_a_change(known, tmp_path) -> None:
+    known.build(tmp_path / "index")
+    before = content(tmp_path)
+    scorer = known.metered
+    folder = known.build(tmp_path / "index", scorer=scorer)
+    assert scorer.calls == 0
+    assert content(tmp_path) == before
+    assert folder.matrix.tolist() == known.scores.T.tolist()
+
+
+def test_where_the_scorer_was_opened_from_does_not_matter(known, tmp_path) -> None:
+    begin(known, tmp_path / "index")
+    known.build(tmp_path / "index", scorer=Carded(known.scorer, source="moved/elsewhere"))
+
+
+def test_the_block_size_a_build_began_with_is_kept(known, tmp_path) -> None:
+    begin(known, tmp_path / "index")
+    assert known.build(tmp_path / "index", block_items=3).manifest.block_items == 10
+
+
+def changes(known) -> dict[str, tuple[object, dict[str, object], str]]:
+    items, anchors, scorer = known.items, known.anchors, known.scorer
+    other_text = [*items[:20], replace(items[20], text="rewritten"), *items[21:]]
+    return {
+        "fewer items": (replace(known, items=items[:-1]), {}, "53 items.* 52 now"),
+        "more items": (
+            replace(known, items=[*items, Item("new", "new")]),
+            {},
+            "53 items.* 54 now",
+        ),
+        "other order": (replace(known, items=items[::-1]), {}, "position 0 .*'i0' in the folder, 'i52' now"),
+        "other text": (
+            replace(known, items=other_text),
+            {},
+            "item 'i20'.*'item number 20' in the folder, 'rewritten' now",
+        ),
+        "other anchors": (replace(known, anchors=anchors[::-1]), {}, "anchor query .*'a0' in the folder, 'a6' now"),
+        "fewer anchors": (replace(known, anchors=anchors[1:]), {}, "7 anchor queries.* 6 now"),
+        "other dtype": (known, {"dtype": "float16"}, "dtype: 'float32' in the folder, 'float16' now"),
+        "other name": (known, {"scorer": Carded(scorer, name="b")}, "scorer name: 'matrix' in the folder, 'b' now"),
+        "other weights": (known, {"scorer": Carded(scorer, weights="0")}, "scorer weights: .* in the folder, '0' now"),
+        "other precision": (known, {"scorer": Carded(scorer, dtype="int8")}, "scorer dtype: 'float32'.*'int8' now"),
+        "other length": (known, {"scorer": Carded(scorer, max_tokens=9)}, "scorer max_tokens: None.*9 now"),
+        "other item length": (known, {"scorer": Carded(scorer, max_item_tokens=9)}, "max_item_tokens: None.*9 now"),
+        "other backend": (known, {"scorer": Carded(scorer, backend="onnx")}, "scorer backend: 'matrix'.*'onnx' now"),
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "fewer items",
+        "more items",
+        "other order",
+        "other text",
+        "other anchors",
+        "fewer anchors",
+        "other dtype",
+        "other name",
+        "other weights",
+        "other precision",
+        "other length",
+        "other item length",
+        "other backend",
+    ],
+)
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, complete) -> None:
+    if complete:
+        known.build(tmp_path / "index")
+    else:
+        begin(known, tmp_path / "index")
+    before = content(tmp_path)
+    changed, options, said = changes(known)[change]
+    remedy = "choose another path for the new index" if complete else "as it was begun"
+    options = {"scorer": known.scorer} | options
+    with pytest.raises(IndexMismatch, match=f"{said}.*{remedy}"):
+        changed.build(tmp_path / "index", **options)
+    assert content(tmp_path) == before
+    assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
+
+
+def test_every_difference_is_told_at_once(known, tmp_path) -> None:
+    known.build(tmp_path / "index")
+    with pytest.raises(IndexMismatch, match=r"53 items.*5 now"):
+        replace(known, items=known.items[:5]).build(
+            tmp_path / "index", scorer=Carded(known.scorer, name="b"), dtype="float16"
+        )
+
+
+def test_a_chunk_without_a_record_is_scored_again(known, tmp_path) -> None:
+    begin(known, tmp_path / "index", blocks=5)
+    # What a power cut can leave: the last chunk is there, and is rubbish, and so is a half-written one beside it.
+    chunk = tmp_path / "index/scores.zarr/c/5"
+    chunk.mkdir()
+    (chunk / "0").write_bytes(b"\0" * 17)
+    (chunk / "0.abc.partial").write_bytes(b"\0" * 17)
+    resumed = Carded(known.scorer)
+    folder = known.build(tmp_path / "index", scorer=resumed)
+    assert resumed.grids == ["i50"]
+    assert folder.matrix.tolist() == known.scores.T.tolist()
+    assert [file.name for file in chunk.iterdir()] == ["0"]
+
+
+def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / "build.lock").touch()
+    database = sqlite3.connect(folder / "items.sqlite")
+    database.execute("CREATE TABLE items (half)")
+    database.close()
+    (folder / "items.sqlite-journal").write_bytes(b"rubbish")
+    with pytest.raises(IndexFolderError, match="before its first block"):
+        IndexFolder.open(folder)
+    assert known.build(folder).matrix.tolist() == known.scores.T.tolist()
+
+
+def test_a_finished_block_that_was_damaged_meanwhile_is_scored_again_by_the_next_run(known, tmp_path) -> None:
+    begin(known, tmp_path / "index", blocks=3)
+    (tmp_path / "index/scores.zarr/c/1/0").unlink()
+    with pytest.raises(DamagedIndex, match="Block 1"):
+        known.build(tmp_path / "index")
+    healing = Carded(known.scorer)
+    assert known.build(tmp_path / "index", scorer=healing).matrix.tolist() == known.scores.T.tolist()
+    assert healing.grids == ["i10"]
+
+
+def test_a_folder_in_use_by_a_reader_can_still_be_finished(known, tmp_path) -> None:
+    begin(known, tmp_path / "index")
+    reader = sqlite3.connect(tmp_path / "index" / "items.sqlite", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM blocks").fetchone()
+    try:
+        folder = known.build(tmp_path / "index")
+    finally:
+        reader.close()
+    assert verify(folder.path).ok
+
+
+# --- a full disk
+
+
+def test_a_full_disk_says_what_is_safe_and_the_build_goes_on(known, tmp_path, monkeypatch) -> None:
+    # Raised where zarr hands bytes to the system, so that every machine tests our side of it;
+    # the test below fills a real, tiny disk where the system allows one to be mounted.
+    written = {"chunks": 0}
+    store = LocalStore.set
+
+    async def fills_up(self, key, value):
+        if key.startswith("c/"):
+            written["chunks"] += 1
+            if written["chunks"] > 3:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        await store(self, key, value)
+
+    monkeypatch.setattr(LocalStore, "set", fills_up)
+    with pytest.raises(StorageFull, match=r"3 of.*6 blocks"):
+        known.build(tmp_path / "index")
+    monkeypatch.undo()
+    resumed = Carded(known.scorer)
+    folder = known.build(tmp_path / "index", scorer=resumed)
+    assert resumed.grids == ["i30", "i40", "i50"]
+    assert folder.matrix.tolist() == known.scores.T.tolist()
+
+
+TINY_DISK = """
+import json, subprocess, sys
+import numpy as np
+from adacur.errors import StorageFull
+from adacur.records import Item, Query
+from adacur.store import (build_scores, verify)
+from adacur.scorers.function import FunctionScorer
+
+disk = sys.argv[1]
+def mount(option):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", option, "none", disk], check=True)
+
+items = [Item(f"i{number}", "word " * 50 + str(number)) for number in range(1500)]
+anchors = [Query(f"a{number}", f"anchor {number}") for number in range(50)]
+def build(path):
+    calls = []
+    def score(pairs):
+        calls.append(len(pairs))
+        return [float(len(query) * int(text.split()[-1])) for query, text in pairs]
+    scorer = FunctionScorer(score, name="f")
+    folder = build_scores(items, anchors, scorer=scorer, path=path, block_items=50)
+    return folder.matrix, sum(calls)
+
+whole, pairs = build(sys.argv[2])
+seen = []
+# Sizes at which the disk fills while items come in, while the log is set up, in a chunk, in a record.
+for size in sys.argv[3:]:
+    mount(f"size={size}k")
+    try:
+        build(disk + "/index")
+        seen.append("fits")
+    except StorageFull as error:
+        seen.append(str(error).split("full; ")[1].split(" safely")[0].split(" stored")[0])
+        mount("remount,size=8m")
+        matrix, again = build(disk + "/index")
+        safe = 0 if seen[-1] == "nothing is" else int(seen[-1].split()[0])
+        # A function is recognised by eight calls before its scores are mixed with stored ones.
+        assert again == pairs - safe * 50 * 50 + (8 if safe else 0)
+        assert matrix.tobytes() == whole.tobytes()
+        assert verify(disk + "/index").ok
+    subprocess.run(["umount", disk], check=True)
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or shutil.which("mount") is None, reason="needs unshare and mount")
+def test_a_disk_that_really_is_full_loses_nothing_wherever_it_fills(tmp_path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    own = ["unshare", "--map-root-user", "--mount"]
+    probe = subprocess.run([*own, "mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"this system lets nobody mount a disk of their own: {probe.stderr.decode().strip()}")
+    sizes = ["200", "472", "496", "504", "512", "520", "600"]
+    script = [sys.executable, "-W", "error", "-c", TINY_DISK, str(disk), str(tmp_path / "whole"), *sizes]
+    ran = subprocess.run([*own, *script], capture_output=True, text=True, env=os.environ)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    assert seen[0] == "nothing is"
+    assert "fits" not in seen
+    assert len(set(seen)) >= 3
+
+
+def test_scores_are_stored_in_a_type_that_holds_them(known, tmp_path) -> None:
+    with pytest.raises(InputError, match=r"float32 or float16.*'int8'"):
+        known.build(tmp_path / "index", dtype="int8")
+    assert not (tmp_path / "index").exists()

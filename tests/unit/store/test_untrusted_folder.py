@@ -1,0 +1,332 @@
+"""An index folder may come from anybody: what it names lies inside it, and what it counts is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import adacur
+from adacur.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
+from adacur.store import IndexFolder, is_finished, verify
+from adacur.store.folder import version_files
+from adacur.store.versions import _delete
+from adacur.store.writing import check_inside
+from tests.editing import Edited
+from tests.living_world import build, item, query, score
+
+OUTSIDE = (
+    "../victim",
+    "{parent}/victim",
+    "parts/../../victim",
+    "parts/..",
+    "..",
+    "/no-such-folder",
+    "",
+    "parts/",
+    "parts/a/b",
+    "p\\x",
+)
+
+
+@pytest.fixture(name="changed")
+def changed_fixture(tmp_path: Path) -> Path:
+    """An index at its third version, beside something precious."""
+    path = tmp_path / "wiki.adacur"
+    with build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]) as index:
+        Edited(index).add([item(20)])
+        Edited(index).remove(["i3"])
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "precious.txt").write_text("precious")
+    return path
+
+
+def name_part(manifest: Path, path: str) -> None:
+    content = json.loads(manifest.read_bytes())
+    content["parts"][0]["path"] = path
+    manifest.write_text(json.dumps(content))
+
+
+def current(index: Path) -> Path:
+    return index / "versions" / str(json.loads((index / "manifest.json").read_bytes())["version"])
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_a_part_outside_the_index_is_neither_opened_nor_deleted(changed: Path, path: str) -> None:
+    outside = path.replace("{parent}", str(changed.parent))
+    stale = changed / "versions" / "1"
+    shutil.copytree(current(changed), stale)
+    name_part(stale / "manifest.json", outside)
+
+    with adacur.load(changed, scorer=score) as index, pytest.raises(DamagedIndex, match=r"parts/NAME"):
+        Edited(index).remove(["i1"])
+    assert (changed.parent / "victim" / "precious.txt").read_text() == "precious"
+
+    shutil.rmtree(stale)
+    name_part(current(changed) / "manifest.json", outside)
+    with pytest.raises(DamagedIndex, match=r"parts/NAME"):
+        adacur.load(changed)
+    assert not verify(changed).ok
+
+
+def test_deleting_stays_inside_the_index_and_follows_no_link(changed: Path) -> None:
+    victim = changed.parent / "victim"
+    for outside in (victim, changed / ".." / "victim", changed / "parts" / ".." / ".." / "victim", changed / ".."):
+        with pytest.raises(DamagedIndex):
+            _delete(changed, outside)
+    (changed / "parts" / "link").symlink_to(victim)
+    _delete(changed, changed / "parts" / "link")
+    assert not (changed / "parts" / "link").is_symlink()
+    # A link that took a folder's place after it was looked at.
+    shutil.move(changed / "parts", changed.parent / "moved")
+    (changed / "parts").symlink_to(changed.parent)
+    with pytest.raises(DamagedIndex):
+        _delete(changed, changed / "parts" / "victim")
+    assert (victim / "precious.txt").exists()
+    check_inside(changed, changed / "versions" / "3")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.json.partial", "build.lock", "items.sqlite", "first"])
+def test_a_link_in_a_folder_is_refused_by_whatever_opens_it(changed: Path, name: str) -> None:
+    secret = changed.parent / "secret.txt"
+    secret.write_text("TOP SECRET")
+    place = changed / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(secret)
+
+    with pytest.raises(DamagedIndex, match="link"):
+        adacur.load(changed)
+    assert not verify(changed).ok
+    assert secret.read_text() == "TOP SECRET"
+
+
+@pytest.mark.parametrize("name", ["build.lock", "items.sqlite", "manifest.json.partial", "scores.zarr"])
+def test_a_build_writes_through_no_link_that_lies_where_it_begins(tmp_path: Path, name: str) -> None:
+    (secret := tmp_path / "secret.txt").write_text("TOP SECRET")
+    (tmp_path / "new.adacur").mkdir()
+    (tmp_path / "new.adacur" / name).symlink_to(secret)
+    with pytest.raises(IndexFolderError):
+        build(tmp_path / "new.adacur", [item(1)], [query(1)])
+    assert secret.read_text() == "TOP SECRET"
+
+
+def test_a_build_compares_itself_with_no_database_that_a_finished_folder_links_to(tmp_path: Path) -> None:
+    path, others = tmp_path / "wiki.adacur", tmp_path / "others.sqlite"
+    build(path, [item(1)], [query(1)]).close()
+    (path / "items.sqlite").rename(others)
+    changed = sqlite3.connect(others)
+    changed.execute("UPDATE items SET text = 'TOP SECRET'")
+    changed.commit()
+    changed.close()
+    (path / "items.sqlite").symlink_to(others)
+    with pytest.raises(DamagedIndex, match="is a link"):
+        build(path, [item(1)], [query(1)])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
+def test_a_pipe_in_a_folder_is_refused_instead_of_waited_for(changed: Path) -> None:
+    (changed / "manifest.json").unlink()
+    os.mkfifo(changed / "manifest.json")
+    with pytest.raises(DamagedIndex, match="pipe"):
+        IndexFolder.open(changed)
+
+
+def test_a_snapshot_of_the_hubs_cache_may_link_into_its_blobs_and_nowhere_else(changed: Path, tmp_path: Path) -> None:
+    root = tmp_path / "datasets--a--b"
+    snapshot, blobs = root / "snapshots" / ("0" * 40), root / "blobs"
+    blobs.mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in changed.rglob("*") if path.is_file())):
+        place = snapshot / file.relative_to(changed)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, blobs / str(number))
+        place.symlink_to(os.path.relpath(blobs / str(number), place.parent))
+    assert len(IndexFolder.open(snapshot).items) == 12
+
+    (snapshot / "notes.txt").symlink_to(tmp_path / "victim" / "precious.txt")
+    with pytest.raises(DamagedIndex, match=r"notes\.txt"):
+        IndexFolder.open(snapshot)
+
+
+def test_only_files_of_the_index_are_packed(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    (path / "evil.py").write_text("import os")
+    (path / "notes").mkdir()
+    (path / "notes" / "private.txt").write_text("private")
+    names = version_files(IndexFolder.open(path))
+    assert {"manifest.json", "items.sqlite", "scores.zarr/zarr.json"} <= set(names)
+    assert not [name for name in names if "evil" in name or "notes" in name]
+
+
+def changed_database(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path / "items.sqlite")) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["UPDATE items SET metadata = '[1, 2]'"],
+        ["UPDATE items SET metadata = 'not JSON'"],
+        ["UPDATE items SET metadata = x'00'"],
+        ["UPDATE items SET text = x'00ff'"],
+        ["UPDATE anchors SET text = x'00ff'"],
+        ["UPDATE anchors SET id = x'00ff' WHERE position = 1"],
+        ["DELETE FROM items WHERE position = 4"],
+        ["UPDATE items SET position = position - 3 WHERE position < 3"],
+        ["UPDATE items SET position = 1000000000000 WHERE position = 11"],
+        [
+            "ALTER TABLE items RENAME TO old",
+            "CREATE TABLE items (position INTEGER PRIMARY KEY, id, text, metadata)",
+            "INSERT INTO items SELECT position, position, text, metadata FROM old",
+            "DROP TABLE old",
+        ],
+        ["CREATE VIEW v AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"],
+        ["CREATE TRIGGER t AFTER INSERT ON blocks BEGIN DELETE FROM items; END"],
+    ],
+)
+def test_a_database_of_other_shapes_is_one_clear_error(tmp_path: Path, statements: list[str]) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    changed_database(path, *statements)
+    with pytest.raises(DamagedIndex, match=r"items\.sqlite"), adacur.load(path, scorer=score) as index:
+        index.search("red thing", k=12, budget=12)
+
+
+@pytest.mark.parametrize("n_items", [10**12, 10**18, 2**63])
+def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(tmp_path: Path, n_items: int) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    for file in (path / "manifest.json", path / "scores.zarr" / "zarr.json"):
+        content = json.loads(file.read_bytes())
+        content["shape" if "shape" in content else "n_items"] = [n_items, 4] if "shape" in content else n_items
+        file.write_text(json.dumps(content))
+    with contextlib.suppress(sqlite3.Error, OverflowError):
+        changed_database(path, f"UPDATE items SET position = {n_items - 1} WHERE position = 11")
+    with pytest.raises(AdacurError), adacur.load(path, scorer=score) as index:
+        _ = index.matrix
+
+
+def test_scores_cut_short_are_told_before_memory_is_taken_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    chunk = path / "scores.zarr" / "c" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:8])
+    with pytest.raises(DamagedIndex, match="Block 0"):
+        _ = IndexFolder.open(path).matrix
+
+
+@pytest.mark.parametrize("codec", ["gzip", "numcodecs.zstd", "sharding_indexed", "somebodys.codec"])
+def test_scores_in_another_coding_are_refused_before_zarr_loads_it(tmp_path: Path, codec: str) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    file = path / "scores.zarr" / "zarr.json"
+    content = json.loads(file.read_bytes())
+    content["codecs"] = [content["codecs"][0], {"name": codec, "configuration": {}}]
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamagedIndex, match="codecs"):
+        _ = IndexFolder.open(path).matrix
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../../../../../../dev/zero", "../manifest.json", "a/./b", "c:x"])
+def test_a_checksum_is_of_a_file_in_its_own_folder(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["bm25"]).close()
+    (path / "first" / "bm25" / "checksums.json").write_text(json.dumps({name: "0"}))
+    (problem,) = verify(path).problems
+    assert problem.file == "first/bm25/checksums.json"
+
+
+def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    (path / "items.sqlite-journal").write_bytes(b"\0" * 600 + bytes.fromhex("d9d505f920a163d7"))
+    with pytest.raises(DamagedIndex, match="journal"):
+        adacur.load(path)
+
+
+def test_parts_that_overlap_and_leave_gaps_are_damage(changed: Path) -> None:
+    file = current(changed) / "manifest.json"
+    content = json.loads(file.read_bytes())
+    for part in content["parts"]:
+        part["columns"] = [0] * len(part["columns"])
+    file.write_text(json.dumps(content))
+    with pytest.raises(DamagedIndex):
+        adacur.load(changed)
+
+
+def edited(file: Path, **fields: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | fields))
+
+
+def test_a_part_counts_once_however_often_a_manifest_names_it(changed: Path) -> None:
+    first = json.loads((current(changed) / "manifest.json").read_bytes())["parts"][0]
+    edited(current(changed) / "manifest.json", parts=[first] * 100_000)
+    with pytest.raises(DamagedIndex, match="more than once"):
+        adacur.load(changed)
+    assert len(verify(changed).problems) == 1
+
+
+def test_items_that_no_part_holds_take_no_memory_where_there_are_no_scores(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    with adacur.build([item(n) for n in range(12)], 0, scorer=score, path=path, progress=False) as index:
+        Edited(index).add([item(20)])
+    edited(current(path) / "manifest.json", n_items=2**46)
+    with pytest.raises(DamagedIndex, match=str(2**46)):
+        adacur.load(path)
+
+
+def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    folder = IndexFolder.open(path)
+    shutil.rmtree(path / "scores.zarr" / "c")
+    monkeypatch.setattr("zarr.Array.__getitem__", lambda *_: pytest.fail("zarr was asked for a chunk"))
+    with pytest.raises(DamagedIndex, match="missing"):
+        _ = folder.matrix
+    assert [problem.block for problem in verify(path).problems] == [0]
+
+
+def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    edited(path / "manifest.json", n_items=2**40, block_items=1)
+    grid = {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}
+    edited(path / "scores.zarr" / "zarr.json", shape=[2**40, 4], chunk_grid=grid)
+    problem, *_ = verify(path).problems
+    assert str(2**40) in problem.what
+
+
+def test_a_remembered_score_beyond_all_floats_is_one_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    edited(path / "manifest.json", probes=[{"item": 0, "anchor": 0, "score": 10**400}])
+    with pytest.raises(IndexFolderError, match=r"manifest\.json"):
+        adacur.load(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "wiki.adacur").mkdir()
+    os.mkfifo(tmp_path / "wiki.adacur" / "manifest.json")
+    with pytest.raises(NotAnIndex, match="not a file"):
+        is_finished(tmp_path / "wiki.adacur")
+
+
+def test_a_folder_that_is_no_index_is_called_so_whatever_links_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "clone").mkdir()
+    (tmp_path / "clone" / "lib64").symlink_to(tmp_path)
+
+    with pytest.raises(NotAnIndex, match="has no"):
+        adacur.load(tmp_path / "clone")
