@@ -13,8 +13,8 @@ import numpy as np
 from score_folders import read_score_folder
 
 from adacur import AXN, AnchorIndex
-from adacur.approximation import EmbeddingRegression
-from adacur.evaluation import top_k_recall
+from adacur.model import EmbeddingRegression
+from adacur.replay import top_k_recall
 
 KS = (1, 10, 100)
 SETTINGS = [

@@ -22,11 +22,11 @@ import numpy as np
 
 import adacur
 from adacur import building
-from adacur.core.protocols import ScorerCard
 from adacur.data import read_items, read_queries
-from adacur.index import build as scoring
-from adacur.index import read_manifest
+from adacur.protocols import ScorerCard
 from adacur.scorers import score_grid
+from adacur.store import build_scores as scoring
+from adacur.store import read_manifest
 
 STAGES = {
     "items into SQLite": (scoring, "load"),
@@ -129,7 +129,7 @@ def main() -> None:
             began = time.perf_counter()
             given = {"path": folder, "block_items": arguments.block_items, "progress": False, "tune": False}
             adacur.build(items, anchors, scorer=scorer, **given)
-            report = adacur.index.verify(folder)
+            report = adacur.store.verify(folder)
             whole = time.perf_counter() - began
         if not (report.ok and report.complete):
             raise SystemExit(f"The folder is damaged: {report.problems}")

@@ -17,13 +17,13 @@ import numpy as np
 from score_folders import read_score_folder
 
 from adacur import AnchorIndex
-from adacur.approximation import GaussianModel
-from adacur.evaluation import top_k_recall
 from adacur.first_stages import placed
-from adacur.index import AnchorTable
-from adacur.search.first_stages import learned_slopes
+from adacur.model import GaussianModel
+from adacur.replay import top_k_recall
+from adacur.replay.held_out import method_of
+from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
-from adacur.tuning.held_out import method_of
+from adacur.store import AnchorTable
 
 BUDGETS, KS = (50, 100, 200, 500), (1, 10, 100)
 

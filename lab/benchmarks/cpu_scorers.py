@@ -26,8 +26,8 @@ from scipy.stats import kendalltau, spearmanr
 from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification
 
-from adacur.core.records import Pair
 from adacur.data import fetch, pseudo_queries, wikivital
+from adacur.records import Pair
 from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
 from adacur_lab.dequantise import dequantise
 

@@ -21,10 +21,10 @@ from relevance import QRELS
 from score_folders import read_score_folder
 
 from adacur import Hits
-from adacur.evaluation import bootstrap_interval, judged_quality
+from adacur.replay import bootstrap_interval, judged_quality
+from adacur.replay.learned_effort import learned_effort
+from adacur.replay.replayed_settings import Replays, replayable, stages_of
 from adacur.search.tuned import Tuning, default_settings
-from adacur.tuning.effort import learned_effort
-from adacur.tuning.settings import Replays, replayable, stages_of
 
 K = 10
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from score_folders import read_score_folder
 
 from adacur import ANNCUR, AdaCUR, AnchorIndex, First, Item, Query, Rerank
-from adacur.core.protocols import FirstStage
 from adacur.data import fetch, read_items, read_queries
-from adacur.evaluation import bootstrap_interval, top_k_recall
 from adacur.first_stages import BM25, Matrix, OnnxEncoder, bge_small
+from adacur.protocols import FirstStage
+from adacur.replay import bootstrap_interval, top_k_recall
 from adacur.scorers import MatrixScorer
 from adacur_lab.first_stages import MultiVector, TfIdf
 

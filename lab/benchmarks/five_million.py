@@ -32,14 +32,14 @@ import numpy as np
 
 import adacur
 from adacur import Gaussian
-from adacur.approximation import PackedRows
-from adacur.core.protocols import FirstStage, Ranking, ScorerCard
-from adacur.core.records import Item, Query
-from adacur.index.blocks import ScoreBlocks
-from adacur.index.compressed import read_features
-from adacur.index.database import connect, load, seal
-from adacur.index.manifest import Manifest, write_manifest
-from adacur.tuning import compress
+from adacur.model import PackedRows
+from adacur.protocols import FirstStage, Ranking, ScorerCard
+from adacur.records import Item, Query
+from adacur.replay import compress
+from adacur.store.blocks import ScoreBlocks
+from adacur.store.compressed import read_features
+from adacur.store.database import connect, load, seal
+from adacur.store.manifest import Manifest, write_manifest
 
 N_ANCHORS, DIMENSIONS, RANK = 500, 384, 128
 BUDGET, ROUNDS, K = 100, 5, 10
@@ -57,7 +57,7 @@ def write_items(path: Path, n_items: int, anchors: list[Query]) -> Manifest:
     path.mkdir(parents=True)
     with contextlib.closing(connect(path, writable=True)) as connection:
         items = (Item(f"item-{position:08d}", str(position)) for position in range(n_items))
-        count, items_digest, anchors_digest = load(connection, items, anchors, check=lambda item: None)
+        count, items_digest, _, anchors_digest = load(connection, items, anchors, check=lambda item: None)
         seal(connection)
     manifest = Manifest(
         status="complete",

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from adacur.approximation import GaussianModel
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Item, Query
+from adacur.model import GaussianModel
+from adacur.protocols import ScorerCard
+from adacur.records import Item, Query
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -56,7 +56,7 @@ class FixedFirst:
         self.positions = positions
 
     def search(self, queries: Any, k: int) -> list[Any]:
-        from adacur.core.results import Hits
+        from adacur.results import Hits
 
         ids = tuple(str(position) for position in self.positions[:k])
         return [Hits(query=query, ids=ids, scores=np.zeros(len(ids))) for query in queries]

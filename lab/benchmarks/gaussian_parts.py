@@ -15,10 +15,10 @@ import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur import AdaCUR, AnchorIndex
-from adacur.approximation import GaussianModel
-from adacur.evaluation import top_k_recall
 from adacur.first_stages import placed
-from adacur.search.first_stages import learned_slopes
+from adacur.model import GaussianModel
+from adacur.replay import top_k_recall
+from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import GaussianSettings, first_weight_of
 
 # name: (left out of the approximator, spending, whether the first stage's ranks are part of predictions)
@@ -31,7 +31,6 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
     "predictions without ranks": ({}, {}, False),
     "predictions without ranks, a weight of .25": ({}, {"first_weight": 0.25}, False),
     "no first stage after the first round": ({}, {"first_weight": 0.0}, False),
-    "a fifth of each round for the first stage": ({}, {"first_share": 0.2}, True),
 }
 KS = (1, 10, 100)
 

@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from adacur import AnchorIndex, Gaussian, Rerank
-from adacur.core.records import Item, ItemList, Query
-from adacur.core.results import Hits
 from adacur.first_stages import Dense
-from adacur.index import AnchorTable
+from adacur.records import Item, ItemList, Query
+from adacur.results import Hits
 from adacur.scorers import TorchCrossEncoder
+from adacur.store import AnchorTable
 from adacur_lab.known_vectors import KnownVectors
 
 K, BUDGET = 10, 100

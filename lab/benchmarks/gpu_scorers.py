@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from gpu_search import padded
 
-from adacur.core.records import Item, Query
+from adacur.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers.cross_encoders import forwards
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer

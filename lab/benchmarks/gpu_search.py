@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from adacur.core.records import Item, ItemList, Query
+from adacur.extras.kernels.recorded import RecordedForward
+from adacur.records import Item, ItemList, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
-from adacur.scorers.cross_encoders.recorded import RecordedForward
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import AnchorIndex, Dense, First, Gaussian, Hits
-from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
+from adacur import AnchorIndex, Dense, Gaussian, Hits
+from adacur.replay import bootstrap_interval, judged_quality, top_k_recall
+from adacur.replay.replayed_settings import verdict
 from adacur.scorers import MatrixScorer
-from adacur.tuning import verdict
 from adacur_lab.known_vectors import KnownVectors
 
 ALL = 1_000_000
@@ -82,7 +82,7 @@ def measure(
         for method in ("exact", "rerank", "gaussian"):
             for calls in budgets if method != "exact" else [len(folder.items)]:
                 chosen = Gaussian(rounds=min(5, calls)) if method == "gaussian" else method
-                hits = index.search(folder.test, K, budget=calls, method=chosen, first=First(fuse=weight))
+                hits = index.search(folder.test, K, budget=calls, method=chosen, fuse=weight)
                 rows.append({"method": method, "budget": calls, "fuse": weight} | measured(hits, folder, qrels))
                 print(f"  {rows[-1]}", flush=True)
     return [{"domain": folder.domain, "anchors": len(folder.anchors)} | row for row in rows]

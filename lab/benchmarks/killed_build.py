@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import adacur
-from adacur.index import IndexFolder
+from adacur.store import IndexFolder
 
 BLOCK = 100
 
@@ -82,7 +82,7 @@ def main() -> None:
         n_blocks = whole.manifest.n_blocks
         print(f"{arguments.items:,} items × {arguments.anchors} anchors in {n_blocks} blocks of {BLOCK} items")
         print(f"uninterrupted: {whole_seconds:.1f} s; blocks begun when killed: {blocks_before}")
-        damaged = not adacur.index.verify(here / "killed").ok
+        damaged = not adacur.store.verify(here / "killed").ok
         print(f"equal to the uninterrupted build: {same}; verify finds damage: {damaged}")
         # A kill can cost two blocks: the one being scored, and the one being written.
         again = sum(times.values()) - n_blocks

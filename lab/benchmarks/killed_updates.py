@@ -30,8 +30,8 @@ from tqdm import tqdm
 import adacur
 from adacur import Item, Query
 from adacur.first_stages.saved import read_ids
-from adacur.index import IndexFolder
 from adacur.search import Edit
+from adacur.store import IndexFolder
 
 OPERATIONS = ("add", "remove", "replace", "add_anchors", "drop_anchors", "compact")
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "old", "new", "odd")
@@ -130,7 +130,7 @@ def _difference(path: Path, state: State) -> str | None:
     hits = index.search(state.items[-1].text, 3, budget=8)
     if any(hit.item not in state.items for hit in hits):
         return "hits"
-    report = adacur.index.verify(path)
+    report = adacur.store.verify(path)
     return None if report.ok else f"verify: {report.problems}"
 
 

@@ -73,7 +73,7 @@ def serve() -> None:
     import uvicorn
 
     from adacur import AnchorIndex, Item
-    from adacur.serving import create_app
+    from adacur.extras.server import create_app
 
     items = [Item(f"i{at}", f"text {at}", {"group": at % 3}) for at in range(30)]
     index = AnchorIndex.from_items(items, scorer=lambda pairs: [float(len(item)) for _, item in pairs])

@@ -30,8 +30,8 @@ import torch
 from gpu_search import records
 from tiny_decoders import check, plain_hidden, smoke_world
 
-from adacur.scorers.cross_encoders import decoder_forward
-from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
+from adacur.extras.kernels import decoder_forward
+from adacur.extras.kernels.decoder_forward import PackedDecoder
 
 SYSTEM = (
     "<|im_start|>system\nJudge whether the document answers the query. Answer only yes or no.<|im_end|>\n"
@@ -410,7 +410,7 @@ def profile(world: World) -> None:
 
 def tune(world: World) -> None:
     """Other block sizes of the attention kernel, on whole runs."""
-    from adacur.scorers.cross_encoders import decoder_kernels
+    from adacur.extras.kernels import decoder_kernels
 
     chosen = decoder_kernels.blocks
     for prompt in (QUERY_FIRST, ITEM_FIRST):

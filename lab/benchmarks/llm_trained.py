@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from adacur import BM25, AnchorIndex, Item, Query
-from adacur.core.records import ItemList
 from adacur.data import JudgedCollection, read_beir
-from adacur.evaluation import bootstrap_interval
+from adacur.extras.train import Mixture, TrainingSettings, train_cross_encoder
+from adacur.records import ItemList
+from adacur.replay import bootstrap_interval
 from adacur.scorers import TorchCrossEncoder
-from adacur.training import Mixture, TrainingSettings, train_cross_encoder
 
 K = 10
 
@@ -137,7 +137,7 @@ def measured(
         top = [set(ids[np.argsort(-scores, kind="stable")[:K]].tolist()) for scores in exact]
         for method in ("rerank", "gaussian"):
             started = time.monotonic()
-            answers = index.search(test, K, budget=min(100, len(items) // 2), method=method)
+            answers = index.search(test, K, budget=min(100, len(items) // 2), method=method, fuse=0)
             row[f"{method}_searches_per_s"] = round(len(test) / (time.monotonic() - started), 1)
             row[f"{method}_recall"] = told(
                 [len(best & set(hits.ids)) / K for best, hits in zip(top, answers, strict=True)]

@@ -22,8 +22,8 @@ import numpy as np
 import adacur
 from adacur import AnchorIndex, Budget, Item, Query
 from adacur.data import Passages, read_items, read_qrels, read_queries
-from adacur.evaluation import bootstrap_interval
-from adacur.index.estimate import count_cut
+from adacur.replay import bootstrap_interval
+from adacur.store.estimate import count_cut
 
 SCORER = "ms-marco-MiniLM-L-12-v2"
 WORDS = 100
@@ -77,7 +77,7 @@ def main() -> None:
             cut = count_cut(scorer, USUAL, index.items)
             for budget in sorted(budgets, reverse=True):
                 spend = Budget(budget, tokens=10**9)
-                found = index.search(queries, 10, budget=spend, method="rerank")
+                found = index.search(queries, 10, budget=spend, method="rerank", fuse=0)
                 values = np.array([ndcg([hit.document for hit in hits], qrels[hits.query.id]) for hits in found])
                 low, high = bootstrap_interval(values)
                 row = {

@@ -20,11 +20,10 @@ import numpy as np
 from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur.evaluation import top_k_recall
+from adacur.replay import top_k_recall
+from adacur.replay.held_out import HeldOut, method_of
+from adacur.replay.replayed_settings import Replays, choose_settings
 from adacur.search.tuned import GaussianSettings, default_settings
-from adacur.tuning import HeldOut
-from adacur.tuning.held_out import method_of
-from adacur.tuning.settings import Replays, choose_settings
 
 
 class Measured:

@@ -21,12 +21,12 @@ from score_folders import ScoreFolder, read_score_folder
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, Query, Rerank
-from adacur.approximation import GaussianModel
 from adacur.data import fetch, pseudo_queries, wikivital
-from adacur.evaluation import bootstrap_interval, top_k_recall
 from adacur.first_stages import bge_small
+from adacur.model import GaussianModel
+from adacur.replay import bootstrap_interval, top_k_recall
 
-SHIPPED = Path(adacur.__file__).parent / "data" / "shipped" / "wikivital" / "scores.npy"
+SHIPPED = Path(adacur.__file__).parents[1] / "adacur_wikivital" / "scores.npy"
 
 
 def shipped_vectors() -> np.ndarray:

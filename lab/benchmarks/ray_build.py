@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import adacur
-from adacur.index import IndexFolder
+from adacur.store import IndexFolder
 
 SCORER = """
 import os, sys, zlib
@@ -149,7 +149,7 @@ def main() -> None:
             twice = sum(times > 1 for times in collections.Counter(blocks).values())
             found = digest(here / folder)
             same = found == expected and IndexFolder.open(here / folder).manifest.probes == probes
-            sound = adacur.index.verify(here / folder).ok
+            sound = adacur.store.verify(here / folder).ok
             print(
                 f"{name:24}{seconds:8.1f}{len(set(nodes)):7}{len(set(pids)):9}{twice:7}  {'yes' if same else 'NO':6}"
                 f"{'ok' if sound else 'DAMAGED':8}{found}",

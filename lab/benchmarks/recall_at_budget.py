@@ -21,10 +21,10 @@ import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Gaussian, Hits, Rerank
-from adacur.approximation import EmbeddingRegression, Softmax, TopK, Uniform
-from adacur.core.protocols import Acquisition
 from adacur.data import read_qrels
-from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
+from adacur.model import EmbeddingRegression, Softmax, TopK, Uniform
+from adacur.protocols import Acquisition
+from adacur.replay import bootstrap_interval, judged_quality, top_k_recall
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.oracle import Oracle
 

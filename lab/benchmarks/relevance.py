@@ -26,11 +26,11 @@ from score_folders import ScoreFolder, read_score_folder
 
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
-from adacur.approximation.item_factors import ScoreScale
+from adacur.model.item_factors import ScoreScale
+from adacur.replay.calibration import calibration_error, judged_relevance
+from adacur.replay.judged_tuning import Choice, JudgedQueries, JudgedSearches
 from adacur.search.relevance import Relevance
 from adacur.search.tuned import default_settings
-from adacur.tuning.calibration import calibration_error, judged_relevance
-from adacur.tuning.judged import Choice, JudgedQueries, JudgedSearches
 
 K, BUDGET, MOST = 10, 100, 200
 QRELS = {"scifact": "qrels.train.tsv,qrels.test.tsv", "mondo": "qrels.tsv", "medquad": "qrels.tsv"}

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.results import Hits
 from adacur.data import read_items, read_qrels, read_queries
-from adacur.evaluation import bootstrap_interval, judged_quality, top_k_recall
+from adacur.replay import bootstrap_interval, judged_quality, top_k_recall
+from adacur.results import Hits
 from adacur_lab.experiments import Testbed
 from adacur_lab.rivals import METHODS, Contest
 from adacur_lab.rivals.contest import FIRST, ROUNDS

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur import Item, Query
-from adacur.core.protocols import ScorerCard
+from adacur.protocols import ScorerCard
 from adacur.scorers import Cached, score_grid
 
 SCORES = "SELECT score FROM scores WHERE scorer = 1"

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from adacur import AdaCUR, AnchorIndex, Item, Query
-from adacur.core.protocols import ScorerCard
-from adacur.core.results import Hits
+from adacur.protocols import ScorerCard
+from adacur.results import Hits
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.reference import literal

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur.approximation.item_factors import PackedRows
 from adacur.data import JudgedCollection, read_beir, split_queries
+from adacur.extras.train.judged_queries import words_of
 from adacur.first_stages.encoders import bge_small
-from adacur.training.judged_queries import words_of
+from adacur.model.item_factors import PackedRows
 
 COLLECTIONS = ("mondo", "medquad", "scifact")
 # Queries to learn from, held-out ones included.

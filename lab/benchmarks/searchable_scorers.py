@@ -36,12 +36,12 @@ import numpy as np
 from searchable_data import COLLECTIONS, read_parts, read_vectors
 
 from adacur import BM25, AnchorIndex, Dense, Query
-from adacur.core.records import ItemList
 from adacur.data import split_queries
-from adacur.evaluation import bootstrap_interval
+from adacur.extras.train import Mixture, TrainingSettings, train_cross_encoder
+from adacur.extras.train.mining import Together
+from adacur.records import ItemList
+from adacur.replay import bootstrap_interval
 from adacur.scorers import MatrixScorer, TorchCrossEncoder
-from adacur.training import Mixture, TrainingSettings, train_cross_encoder
-from adacur.training.mining import Together
 from adacur_lab.known_vectors import KnownVectors
 
 HEADS = ("cls", "emb")
@@ -194,7 +194,7 @@ class Cell:
             for calls in (calls for calls in CALLS if calls <= len(self.items)):
                 quality, recall = {}, {}
                 for method in ("rerank", Together(rounds=5)):
-                    answers = index.search(self.test, K, budget=calls, method=method, first=first)
+                    answers = index.search(self.test, K, budget=calls, method=method, first=first, fuse=0)
                     ranked = [held.positions(hits.ids) for hits in answers]
                     name = "rerank" if method == "rerank" else "gaussian"
                     quality[name] = self.ndcg(ranked)

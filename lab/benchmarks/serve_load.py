@@ -44,13 +44,13 @@ import uvicorn
 
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
-from adacur.core.arrays import FloatArray
-from adacur.core.protocols import Scorer
-from adacur.core.records import Pair
+from adacur.arrays import FloatArray
 from adacur.data import pseudo_queries, wikivital
+from adacur.extras.server import create_app, searching
+from adacur.extras.server.running import listening
+from adacur.protocols import Scorer
+from adacur.records import Pair
 from adacur.scorers import FunctionScorer
-from adacur.serving import create_app, searching
-from adacur.serving.running import listening
 
 ITEMS = 200
 ANCHORS = 20

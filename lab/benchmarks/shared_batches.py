@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from adacur import AnchorIndex, Item, Query
-from adacur.core.protocols import Scorer
-from adacur.core.records import Pair
+from adacur.protocols import Scorer
+from adacur.records import Pair
 from adacur.scorers import FunctionScorer
 from adacur.scorers.shared_batches import SharedBatches
 

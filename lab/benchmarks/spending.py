@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from adacur import AnchorIndex, Budget, Item, Query
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import BudgetError
-from adacur.core.money import Price
-from adacur.core.protocols import ScorerCard
-from adacur.core.records import Pair
+from adacur.arrays import FloatArray, IntArray
+from adacur.errors import BudgetError
 from adacur.first_stages.matrix import Matrix
+from adacur.money import Price
+from adacur.protocols import ScorerCard
+from adacur.records import Pair
 
 _METHODS = ("gaussian", "adacur", "anncur", "rerank")
 _PRICES = ("0.05 USD / 1M tokens", "0.003 EUR / call", "2 USD / 1000 searches", "0.7 USD / 3 tokens")
@@ -30,7 +30,7 @@ class Till:
     card = ScorerCard("till", "matrix")
 
     def __init__(self, scores: FloatArray, tokens: IntArray, *, per_request: int) -> None:
-        self._scores, self._tokens, self._per_request = scores, tokens, per_request
+        self._scores, self._tokens, self.batch_size = scores, tokens, per_request
         self.books: dict[str, list[list[int]]] = {}
 
     def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
@@ -38,24 +38,21 @@ class Till:
         rows = [int(query.id) if query.id.isdecimal() else 0 for query, _ in pairs]
         return self._tokens[rows, [int(item.id) for _, item in pairs]]
 
-    def requests(self, pairs: Sequence[Pair]) -> list[Sequence[Pair]]:
-        return [pairs[at : at + self._per_request] for at in range(0, len(pairs), self._per_request)]
-
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         groups: dict[str, list[Pair]] = {}
         for query, item in pairs:
             groups.setdefault(query.id, []).append((query, item))
         for id_, group in groups.items():
-            self.books.setdefault(id_, []).extend(self.tokens_of(some).tolist() for some in self.requests(group))
+            requests = (group[at : at + self.batch_size] for at in range(0, len(group), self.batch_size))
+            self.books.setdefault(id_, []).extend(self.tokens_of(some).tolist() for some in requests)
         return np.array([self._scores[int(query.id), int(item.id)] for query, item in pairs])
 
     def spent(self, id_: str, price: Price) -> tuple[int, int, Any]:
         """Calls, tokens and money of a query, counted anew from the books."""
         requests = self.books.get(id_, [])
         tokens = [n for request in requests for n in request]
-        # The query's text has one byte.
-        pieces = [sum(1 if n <= 500 else -(-n // 499) for n in request) for request in requests]
-        units = {"tokens": sum(tokens), "calls": len(tokens), "searches": sum(-(-n // 100) for n in pieces)}
+        searches = sum(-(-len(request) // 100) for request in requests)
+        units = {"tokens": sum(tokens), "calls": len(tokens), "searches": searches}
         return len(tokens), sum(tokens), price.amount * units[price.unit] / price.per
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adacur.scorers.cross_encoders.decoder_forward import PackedDecoder
+from adacur.extras.kernels.decoder_forward import PackedDecoder
 
 
 def plain_hidden(body: Any, sequences: list[Any], *, batch: int = 32) -> Any:

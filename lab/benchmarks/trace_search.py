@@ -20,7 +20,7 @@ from typing import Any
 
 import adacur
 from adacur import AnchorIndex, Gaussian, Item, Query
-from adacur.core.protocols import ScorerCard
+from adacur.protocols import ScorerCard
 
 _HOME = Path(adacur.__file__).parent
 _N_ITEMS, _N_ANCHORS = 1000, 30

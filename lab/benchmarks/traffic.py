@@ -28,11 +28,11 @@ import numpy as np
 import adacur
 from adacur import AnchorIndex, Query
 from adacur.data import read_items, read_queries
-from adacur.evaluation import bootstrap_interval, top_k_recall
+from adacur.extras.server import SearchLog
 from adacur.first_stages.encoders import EncoderCard
-from adacur.index import AnchorTable
+from adacur.replay import bootstrap_interval, top_k_recall
 from adacur.scorers import MatrixScorer
-from adacur.search import SearchLog
+from adacur.store import AnchorTable
 from adacur_lab.experiments import Testbed
 
 KS = (1, 10, 100)

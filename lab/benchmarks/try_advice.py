@@ -25,14 +25,13 @@ from rivals import SHARED
 
 from adacur import BM25, AnchorIndex, Dense, Item, Query
 from adacur.data import read_items, read_qrels, read_queries
-from adacur.evaluation import top_k_recall
 from adacur.first_stages import EncoderCard
+from adacur.replay import Trial, top_k_recall, try_collection
+from adacur.replay.advice import Advice
+from adacur.replay.material import read_material
+from adacur.replay.measuring import Measured, measure
+from adacur.replay.trial_sizes import TrialPlan
 from adacur.scorers import MatrixScorer
-from adacur.trying import Trial, try_collection
-from adacur.trying.advice import Advice
-from adacur.trying.material import read_material
-from adacur.trying.measuring import Measured, measure
-from adacur.trying.planning import TrialPlan
 from adacur_lab.experiments import Testbed
 
 NAMES = ("scifact", "wikivital", "mondo")
@@ -70,7 +69,7 @@ def open_bed(scores: Path, data: Path) -> Testbed:
     return Testbed.from_score_folder(scores, items=items, queries=queries, qrels=qrels)
 
 
-def write_folder(bed: Testbed, queries: Sequence[Query], folder: Path) -> Path:
+def write_folder(bed: Any, queries: Sequence[Query], folder: Path) -> Path:
     """A collection as a user has it."""
     folder.mkdir(parents=True)
     records: tuple[tuple[str, Sequence[Item | Query]], ...] = (("corpus", bed.items), ("queries", queries))
@@ -91,7 +90,7 @@ def truth_of(bed: Testbed, folder: Path, encoder: LookedUp) -> Measured:
     n = len(material.items)
     scorer = MatrixScorer(bed.test_queries, bed.items, bed.exact_scores)
     plan = TrialPlan(
-        bed.name, n, n, len(material.queries), len(material.qrels), ("bm25", "dense"), 10, 100, n, 0, 0, 0, 0, 0, 0
+        bed.name, n, n, len(material.queries), len(material.qrels), ("bm25", "dense"), 10, 100, n, *[0] * 6
     )
     items = list(material.items)
     first = {"bm25": BM25.build(items), "dense": Dense.build(items, encoder=encoder, storage="float32")}
@@ -124,15 +123,19 @@ def compared(trial: Trial, truth: Advice, ratios: dict[int, float]) -> dict[str,
     """One trial beside the truth, question by question."""
     whole = truth.measured
     said = {one.question: one for one in trial.answers}
-    first = said["first stage"].choice
+    first = trial.figures["way"]["first"]
     recalls = {name: float(truth.recalls(name, 100).mean()) for name in whole.stages}
-    fuse = said["fuse"].choice if "fuse" in said else 0.0
-    budget = min(whole.budgets(), key=lambda n: abs(math.log(n / said["budget"].choice)))
+    way = trial.figures["way"]
+    fuse = way["fuse"]
+    # Where no call is advised, quality is that of the first stage alone.
+    budget = min((0, *whole.budgets()), key=lambda n: abs(n - way["budget"]))
 
     def quality(first: str, budget: int, fuse: float) -> float:
-        return float(np.nanmean(whole.reranked(first, budget, fuse)))
+        return float(np.nanmean(whole.reranked(first, budget, fuse) if budget else whole.alone(first)))
 
     saving = trial.figures["saving"]
+    of_first = [row["recall"] for row in trial.figures["rerank"] if row["first"] == first]
+    told = of_first[-1]
     # Between the two numbers of anchor queries, by the logarithm.
     ratio = float(np.interp(math.log(saving.n_anchors), np.log(N_ANCHORS), list(ratios.values()))) if saving else 0.0
     return {
@@ -140,19 +143,18 @@ def compared(trial: Trial, truth: Advice, ratios: dict[int, float]) -> dict[str,
         "calls": trial.calls,
         "first": first,
         "recall lost by first": max(recalls.values()) - recalls[first],
-        "recall": [said["first stage"].mean, said["first stage"].low, said["first stage"].high, recalls[first]],
-        "budget": said["budget"].choice,
+        "recall": [*told, recalls[first]],
+        "budget": way["budget"],
         "nDCG lost by budget": quality(first, 100, fuse) - quality(first, budget, fuse),
         "fuse": fuse,
         "nDCG gained by fuse": quality(first, 100, fuse) - quality(first, 100, 0.0),
         "scorer": said["scorer"].choice,
-        "method": said["method"].choice,
-        "method recall": [said["method"].mean, said["method"].low, said["method"].high],
+        "method": way["method"],
         "depth": said["depth"].choice if "depth" in said else None,
         "ratio": saving and [saving.ratio, saving.low, saving.high, ratio],
         "anchors": saving and saving.n_anchors,
         "nDCG": quality(first, budget, fuse),
-        "nDCG lost by advice": quality(truth.first, truth.budget, truth.fuse) - quality(first, budget, fuse),
+        "nDCG lost by advice": float(np.nanmean(truth.quality(truth.way))) - quality(first, budget, fuse),
         "untuned": quality("bm25+dense", 100, 0.0),
     }
 
@@ -188,7 +190,7 @@ def main() -> None:
                     row = compared(trial, truth, ratios)
                     row |= {"collection": name, "limit": calls, "seed": seed, "items": given.items}
                     row |= {"true": {key: one.choice for key, one in whole.items()}}
-                    row |= {"true method recall": whole["method"].mean}
+                    row["true"]["method"] = truth.way.method
                     rows.append(row)
                     print(json.dumps(row), flush=True)
                     if given.json:
@@ -219,7 +221,6 @@ def report(rows: list[dict[str, Any]]) -> None:
         print("fuse does not hurt (−.002):", count(lambda row: row["nDCG gained by fuse"] >= -0.002))
         print("  mean:", round(float(np.mean([row["nDCG gained by fuse"] for row in some])), 4))
         print("scorer, same verdict:", count(lambda row: row["scorer"] == row["true"].get("scorer")))
-        print("  opposite:", count(lambda row: {row["scorer"], row["true"].get("scorer")} == {"yes", "no"}))
         print("method, same:", count(lambda row: row["method"] == row["true"].get("method")))
         print("depth, same verdict:", count(lambda row: row["depth"] == row["true"].get("depth")))
         print("  unclear:", count(lambda row: row["depth"] == "unclear"))

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-import adacur.approximation.gaussian_features as features
-import adacur.approximation.gaussian_model as model
-import adacur.approximation.rank_slopes as slopes
-import adacur.search.adaptive as adaptive
+import adacur.model.features as features
+import adacur.model.gaussian_model as model
+import adacur.model.rank_slopes as slopes
+import adacur.search.asktell as adaptive
 import adacur.search.tuned as tuned
-from adacur.evaluation import top_k_recall
+from adacur.replay import top_k_recall
 
 N_ITEMS = (150, 500, 1500)
 N_ANCHORS = (5, 12, 25, 50)

@@ -18,7 +18,7 @@ import numpy as np
 import adacur
 from adacur.data import fetch, pseudo_queries, wikivital
 from adacur.first_stages import Dense, bge_small
-from adacur.index.database import digest_texts
+from adacur.store.database import digest_texts
 
 SEED = 0
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--scores", type=Path, required=True)
     parser.add_argument("--card", type=Path, required=True)
     arguments = parser.parse_args()
-    target = Path(adacur.__file__).parent / "data" / "shipped" / "wikivital"
+    target = Path(adacur.__file__).parents[1] / "adacur_wikivital"
     target.mkdir(parents=True, exist_ok=True)
     scores = np.load(arguments.scores)
     items = wikivital()

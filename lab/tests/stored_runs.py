@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.evaluation import Run
+from adacur.replay import Run
 
 N_QUERIES = 30
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, NonFiniteScore
+from adacur.errors import InputError, NonFiniteScore
 from adacur_lab.measures import anchor_spectrum, spectrum
 
 

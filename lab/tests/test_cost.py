@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from adacur import AdaCUR, AnchorIndex, Hits, Query, Trace
-from adacur.core.results import Round
+from adacur.results import Round
 from adacur_lab.measures import search_cost
 
 

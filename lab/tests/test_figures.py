@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stored_runs import contest, run
 
-from adacur.core.errors import EmptyInput
+from adacur.errors import EmptyInput
 from adacur_lab.report import ScatterPanel, curves, error_bars, index_cost, latency, save, scatter
 from adacur_lab.report.styles import styles
 

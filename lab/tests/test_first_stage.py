@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from adacur import AnchorIndex, Exact, Hits, Query, Rerank
-from adacur.core.errors import InputError, UnknownName
-from adacur.evaluation import judged_quality, top_k_recall
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages import as_hits
+from adacur.replay import judged_quality, top_k_recall
 from adacur_lab.measures import first_stage_ceiling, phantom_share
 
 

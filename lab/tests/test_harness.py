@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adacur import Item, Query
-from adacur.evaluation import Run
+from adacur.replay import Run
 from adacur_lab.experiments import Asked, Testbed, measured_run
 from adacur_lab.experiments.runner import run_settings
 from adacur_lab.experiments.spec import MethodSpec, Spec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adacur import ANNCUR, AnchorIndex
-from adacur.core.errors import BudgetError, InputError
+from adacur.errors import BudgetError, InputError
 from adacur.first_stages import Matrix, as_hits
 from adacur_lab.experiments.held_out_splits import held_out_splits
 

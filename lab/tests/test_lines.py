@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from stored_runs import contest, run
 
-from adacur.core.errors import EmptyInput
-from adacur.evaluation import paired_difference
+from adacur.errors import EmptyInput
+from adacur.replay import paired_difference
 from adacur_lab.report.lines import (
     estimate,
     labels,

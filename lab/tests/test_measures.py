@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adacur import ANNCUR, AdaCUR, AnchorIndex, Hits, Rerank
-from adacur.evaluation import judged_quality, top_k_recall
+from adacur.replay import judged_quality, top_k_recall
 from adacur.scorers import MatrixScorer
 from adacur_lab.measures import approximation_error, first_stage_ceiling, phantom_share, predictions, strict_recall
 from tests.conftest import World, make_world

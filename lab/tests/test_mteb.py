@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adacur.core.errors import AdacurError, InputError
+from adacur.errors import AdacurError, InputError
 from tests.living_world import Counted, Encoder, item, query, score
 
 pytest.importorskip("mteb")
@@ -172,6 +172,7 @@ def test_results_are_filed_under_the_scorer_and_the_settings() -> None:
         "seed": 0,
         "budget": 50,
         "rounds": 3,
+        "fuse": 0.0,
     }
     assert meta.experiment_name != AdacurSearch(scorer=score, budget=60).mteb_model_meta.experiment_name
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import adacur_lab.first_stages.multi_vector as module
-from adacur.core.errors import DamagedIndex, InputError
-from adacur.core.records import Item
+from adacur.errors import DamagedIndex, InputError
 from adacur.first_stages import EncoderCard, OnnxEncoder
+from adacur.records import Item
 from adacur_lab.first_stages import MultiVector
 from tests.unit.first_stages.conftest import tiny_onnx_encoder
 

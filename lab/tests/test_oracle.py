@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from adacur import Query
-from adacur.approximation import Softmax, TopK, Uniform
-from adacur.core.errors import BudgetError, InputError, NonFiniteScore, UnknownName
+from adacur.errors import BudgetError, InputError, NonFiniteScore, UnknownName
 from adacur.first_stages import Retriever
+from adacur.model import Softmax, TopK, Uniform
 from adacur_lab.oracle import Oracle
 
 

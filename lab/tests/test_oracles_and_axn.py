@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from adacur import ANNCUR, AXN, AnchorIndex
-from adacur.approximation import EmbeddingRegression, Softmax, TopK
-from adacur.core.seeds import item_keys
 from adacur.first_stages import Matrix
+from adacur.model import EmbeddingRegression, Softmax, TopK
+from adacur.seeds import item_keys
 from adacur_lab.oracle import Oracle
 from tests.reference import literal
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from adacur import AdaCUR, AnchorIndex, Rerank
-from adacur.core.errors import InputError, NonFiniteScore
+from adacur.errors import InputError, NonFiniteScore
 from adacur_lab.measures import approximation_error, predictions
 
 EXACT = np.array([[1.0, 9.0, 5.0, 7.0]])

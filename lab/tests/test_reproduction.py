@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import AdacurError, EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.errors import AdacurError, EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.first_stages import EncoderCard
 from adacur_lab.experiments.reproduction import EXPERIMENTS, Sources, experiment_names, reproduce
 from adacur_lab.report import read_runs

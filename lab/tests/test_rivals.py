@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from adacur import Query
-from adacur.core.errors import BudgetError
-from adacur.evaluation import top_k_recall
+from adacur.errors import BudgetError
+from adacur.replay import top_k_recall
 from adacur_lab.rivals import METHODS, Contest, Question, round_sizes
 
 LAB = Path(__file__).parents[1]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adacur.core.errors import InputError, MissingExtra, UnknownName
-from adacur.core.records import Query
-from adacur.evaluation import Run
+from adacur.errors import InputError, MissingExtra, UnknownName
 from adacur.first_stages import OnnxEncoder
+from adacur.records import Query
+from adacur.replay import Run
 from adacur_lab.experiments import METHODS, Asked, Spec, evaluate, measured_run
 from adacur_lab.experiments.runner import run_settings
 from adacur_lab.experiments.sources import live_split, open_testbed, read_records

@@ -7,7 +7,7 @@ from pathlib import Path
 import ir_datasets
 import pytest
 
-from adacur.core.errors import FileFormatError, InputError, MissingExtra, UnknownName
+from adacur.errors import FileFormatError, InputError, MissingExtra, UnknownName
 from adacur_lab.experiments import Spec, evaluate, spec_text
 from adacur_lab.experiments.sources import read_records
 

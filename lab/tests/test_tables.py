@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from stored_runs import contest, run
 
-from adacur.core.errors import EmptyInput
-from adacur.evaluation import bootstrap_interval
+from adacur.errors import EmptyInput
+from adacur.replay import bootstrap_interval
 from adacur_lab.report import collection_table, cost_table, difference_table, measure_table, panels
 from adacur_lab.report.measures import band_words, error_measures, number
 from adacur_lab.report.tables import Cell

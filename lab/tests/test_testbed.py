@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adacur import Item, Query
-from adacur.core.errors import FileFormatError, InputError, UnknownName, WrongScorer
+from adacur.errors import FileFormatError, InputError, UnknownName, WrongScorer
 from adacur.scorers import FunctionScorer
 from adacur_lab.experiments import Testbed
 from adacur_lab.experiments.methods import METHODS, Asked

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from adacur.core.errors import DamagedIndex, EmptyInput, InputError, UnknownName
-from adacur.core.records import Item
+from adacur.errors import DamagedIndex, EmptyInput, InputError, UnknownName
+from adacur.records import Item
 from adacur_lab.first_stages import TfIdf
 
 ITEMS = [

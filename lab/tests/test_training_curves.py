@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur.core.errors import EmptyInput, MissingExtra
+from adacur.errors import EmptyInput, MissingExtra
 from adacur_lab.report import save, training_curves
 
 

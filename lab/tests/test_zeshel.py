@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, InputError, UnknownName
-from adacur.core.records import Item, Query
 from adacur.data import DataWarning, JudgedCollection
+from adacur.errors import DuplicateId, EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.records import Item, Query
 from adacur_lab.zeshel import ZeshelTags, read_zeshel, zeshel_split, zeshel_worlds
 
 

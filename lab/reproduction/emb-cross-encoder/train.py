@@ -24,23 +24,19 @@ import numpy as np
 
 from adacur import AnchorIndex, Dense, Item, Query
 from adacur.data import JudgedCollection, read_beir, split_queries
-from adacur.first_stages.encoders import SentenceTransformerEncoder
-from adacur.scorers import (
-    OnnxCrossEncoder,
-    TorchCrossEncoder,
-    export_onnx,
-    make_emb_cross_encoder,
-    save_emb_cross_encoder,
-)
-from adacur.training import (
+from adacur.extras.train import (
     TeacherScores,
     TowerOptions,
     TrainingSettings,
     distill,
+    make_emb_cross_encoder,
+    save_emb_cross_encoder,
     train_cross_encoder,
     train_dual_encoder,
 )
-from adacur.training.checking import ranking_quality
+from adacur.extras.train.checking import ranking_quality
+from adacur.first_stages.encoders import SentenceTransformerEncoder
+from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, export_onnx
 from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64

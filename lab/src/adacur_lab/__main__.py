@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from adacur.core.errors import AdacurError
+from adacur.errors import AdacurError
 from adacur_lab.experiments.reproduction import EXPERIMENTS, Sources, experiment_names
 from adacur_lab.experiments.reproduction import reproduce as reproduce_one
 from adacur_lab.experiments.runner import evaluate as run_spec

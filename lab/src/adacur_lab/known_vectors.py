@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
-from adacur.core.records import Query
+from adacur.arrays import FloatArray
+from adacur.errors import InputError
 from adacur.first_stages.encoders import EncoderCard
+from adacur.records import Query
 
 __all__ = ["KnownVectors"]
 

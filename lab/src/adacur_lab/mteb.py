@@ -13,14 +13,14 @@ from typing import Any
 from mteb.models import ModelMeta
 
 from adacur import __version__
+from adacur.budget import Budget, check_k
 from adacur.building import build
-from adacur.core.budget import Budget, check_k
-from adacur.core.errors import InputError
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Query
-from adacur.core.results import Hits
 from adacur.data import pseudo_queries
+from adacur.errors import InputError
 from adacur.first_stages.encoders import encoder as open_encoder
+from adacur.protocols import Scorer
+from adacur.records import Item, Query
+from adacur.results import Hits
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex, search_options
 
@@ -74,7 +74,12 @@ class AdacurSearch:
         self._seed = seed
         self._name = name or f"adacur/{re.sub(r'[^A-Za-z0-9._-]+', '-', self._scorer.card.name)}"
         method = options.get("method", "gaussian")
-        self._options = {"method": method, **({"seed": seed} if isinstance(method, str) else {}), **options}
+        self._options = {
+            "method": method,
+            "fuse": 0.0,
+            **({"seed": seed} if isinstance(method, str) else {}),
+            **options,
+        }
         # Refuse what the searches would refuse, before an index is paid for.
         example = AnchorIndex.from_items([Item("item", "an item")], first="random", progress=False)
         budget = search_options(example, **self._options)["budget"] or Budget(100)

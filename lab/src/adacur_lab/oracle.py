@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.approximation.acquisition import TopK, Uniform, best_positions
-from adacur.core.arrays import FloatArray
-from adacur.core.budget import check_k, is_whole
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.protocols import Acquisition
-from adacur.core.records import Item, ItemList, Query, as_queries, first_repeat
-from adacur.core.results import Hits
-from adacur.core.scores import check_grid
-from adacur.core.seeds import stream_key
+from adacur.arrays import FloatArray
+from adacur.budget import check_k, is_whole
+from adacur.errors import InputError, UnknownName
+from adacur.model.acquire import TopK, Uniform, best_positions
+from adacur.protocols import Acquisition
+from adacur.records import Item, ItemList, Query, as_queries, repeats
+from adacur.results import Hits
+from adacur.scores import check_grid
+from adacur.seeds import stream_key
 
 __all__ = ["Oracle"]
 
@@ -43,7 +43,7 @@ class Oracle:
         self._items = ItemList(items)
         self._rows = {query.id: row for row, query in enumerate(queries)}
         if len(self._rows) < len(queries):
-            raise InputError(f"Query ids must be unique; {first_repeat(q.id for q in queries)!r} occurs twice.")
+            raise InputError(f"Query ids must be unique; {repeats(q.id for q in queries)} more than once.")
         if not is_whole(masked) or not 0 <= masked < len(items):
             raise InputError(f"masked counts the best items left out, fewer than all {len(items)}; got {masked!r}.")
         if not 0 <= random_share <= 1:

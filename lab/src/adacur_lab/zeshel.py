@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from adacur.core.errors import DuplicateId, EmptyInput, FileFormatError, UnknownName
-from adacur.core.records import Item, Query
-from adacur.core.spelling import did_you_mean
 from adacur.data.collections import JudgedCollection
 from adacur.data.files import joined
 from adacur.data.lines import existing, json_lines, open_text, reading, warn_left_out
 from adacur.data.splits import QuerySplit, split_queries
+from adacur.errors import DuplicateId, EmptyInput, FileFormatError, UnknownName
+from adacur.records import Item, Query
+from adacur.spelling import did_you_mean
 
 __all__ = ["ZeshelTags", "read_zeshel", "zeshel_split", "zeshel_worlds"]
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.approximation import PseudoInverse
-from adacur.approximation.acquisition import best_positions
-from adacur.core.budget import Budget, check_k
-from adacur.core.errors import InputError
-from adacur.core.protocols import AnchorScores, Approximator
-from adacur.core.seeds import item_keys, stream_key, uniform
+from adacur.budget import Budget, check_k
+from adacur.errors import InputError
 from adacur.first_stages import AnyStage
-from adacur.index import AnchorTable
+from adacur.model import PseudoInverse
+from adacur.model.acquire import best_positions
+from adacur.protocols import AnchorScores, Approximator
 from adacur.scorers import MatrixScorer
 from adacur.search import ANNCUR, AnchorIndex
+from adacur.seeds import item_keys, stream_key, uniform
+from adacur.store import AnchorTable
 
 __all__ = ["SPLITS", "held_out_splits"]
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from adacur.approximation import EmbeddingRegression, GaussianModel, Softmax, TopK
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.results import Hits
-from adacur.core.spelling import did_you_mean
-from adacur.evaluation import top_k_recall
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages import AnyStage, as_hits
+from adacur.model import EmbeddingRegression, GaussianModel, Softmax, TopK
+from adacur.replay import top_k_recall
+from adacur.results import Hits
 from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Rerank
-from adacur.search.methods import KeepPredictions
+from adacur.search.plan import KeepPredictions
+from adacur.spelling import did_you_mean
 from adacur_lab.experiments.held_out_splits import SPLITS, held_out_splits
 from adacur_lab.experiments.testbed import Testbed
 from adacur_lab.oracle import Oracle
@@ -73,7 +73,7 @@ def _index(testbed: Testbed, settings: Settings) -> AnchorIndex:
 
 def _first(testbed: Testbed, settings: Settings) -> First:
     stage = testbed.first_stage(settings["first"])
-    return First("random" if stage is None else stage, settings.get("pool"), settings.get("fuse") or None)
+    return First("random" if stage is None else stage, settings.get("pool"))
 
 
 def _kept(asked: Asked) -> KeepPredictions:
@@ -109,9 +109,11 @@ def _adaptive(
     kind: type[AdaCUR | AXN] = AdaCUR,
     **choices: Any,
 ) -> Answers:
+    if settings.get("first_share"):
+        # Stored runs are named by it.
+        raise InputError(f"first_share must be 0, as searches have none; got {settings['first_share']}.")
     chosen = kind(
         rounds=settings.get("rounds", 1),
-        first_share=settings.get("first_share", 0.0),
         first_weight=settings.get("first_weight", 0.0),
         seed=settings["seed"],
         keep_predictions=_kept(asked),
@@ -127,6 +129,7 @@ def _searched(testbed: Testbed, settings: Settings, asked: Asked, *, method: Any
         budget=settings["budget"],
         method=method,
         first=_first(testbed, settings),
+        fuse=settings.get("fuse") or 0.0,
     )
     return _every_k(hits, asked)
 
@@ -245,8 +248,10 @@ def _rerank(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
 
 
 def _exact(testbed: Testbed, settings: Settings, asked: Asked) -> Answers:
-    first = First(testbed.first_stage(testbed.first_stages[0]), fuse=settings["fuse"]) if settings.get("fuse") else None
-    hits = _index(testbed, settings).search(testbed.test_queries, settings["k_max"], method=Exact(), first=first)
+    fuse = settings.get("fuse") or 0.0
+    first = testbed.first_stage(testbed.first_stages[0]) if fuse else None
+    index = _index(testbed, settings)
+    hits = index.search(testbed.test_queries, settings["k_max"], method=Exact(), first=first, fuse=fuse)
     return _every_k(hits, asked)
 
 

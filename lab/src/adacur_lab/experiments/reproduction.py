@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput, FileFormatError, InputError, UnknownName
-from adacur.core.extras import require
-from adacur.core.records import Item, Query
-from adacur.core.spelling import did_you_mean
 from adacur.data import cache_folder
-from adacur.evaluation import Run
+from adacur.errors import EmptyInput, FileFormatError, InputError, UnknownName
+from adacur.records import Item, Query
+from adacur.replay import Run
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.weights import json_in
+from adacur.spelling import did_you_mean
 from adacur_lab.experiments.methods import Asked, method
 from adacur_lab.experiments.runner import Failure, evaluate, measured_run
 from adacur_lab.experiments.sources import open_testbed, read_records

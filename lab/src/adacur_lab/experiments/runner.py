@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from adacur import __version__
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
-from adacur.core.extras import install_command, require
-from adacur.evaluation import Run, judged_quality, top_k_recall
+from adacur.arrays import FloatArray
+from adacur.errors import InputError
+from adacur.replay import Run, judged_quality, top_k_recall
+from adacur.requirements import install_command, require
 from adacur_lab.experiments.methods import Answers, Asked, method
 from adacur_lab.experiments.sources import OnCost, OnStart, prepared, scored_testbed
 from adacur_lab.experiments.spec import MethodSpec, Spec

@@ -12,10 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput, InputError, UnknownName
-from adacur.core.extras import require
-from adacur.core.protocols import Scorer
-from adacur.core.records import Item, Query
 from adacur.data import (
     JudgedCollection,
     from_ir_datasets,
@@ -27,9 +23,13 @@ from adacur.data import (
     split_queries,
     wikivital,
 )
+from adacur.errors import EmptyInput, InputError, UnknownName
 from adacur.first_stages.encoders import encoder as open_encoder
-from adacur.index import Estimate, estimate
+from adacur.protocols import Scorer
+from adacur.records import Item, Query
+from adacur.requirements import require
 from adacur.scorers import scorer as open_scorer
+from adacur.store import Estimate, estimate
 from adacur_lab.experiments.methods import method
 from adacur_lab.experiments.spec import CollectionSpec, Spec
 from adacur_lab.experiments.testbed import (

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adacur.core.budget import is_whole
-from adacur.core.errors import FileFormatError, InputError
-from adacur.core.spelling import did_you_mean
+from adacur.budget import is_whole
+from adacur.errors import FileFormatError, InputError
+from adacur.spelling import did_you_mean
 from adacur_lab.experiments.methods import METHODS, method
 from adacur_lab.zeshel import zeshel_worlds
 

@@ -22,17 +22,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import FileFormatError, InputError, UnknownName, WrongScorer
-from adacur.core.protocols import FirstStage, Scorer
-from adacur.core.records import Item, ItemList, Query
-from adacur.core.results import Hits
-from adacur.core.scores import check_grid
-from adacur.core.spelling import did_you_mean
+from adacur.arrays import FloatArray
+from adacur.errors import FileFormatError, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, Dense, Encoder, Matrix, as_hits
-from adacur.index import AnchorTable, Progress, build_scores, check_scorer, is_finished
+from adacur.protocols import FirstStage, Scorer
+from adacur.records import Item, ItemList, Query
+from adacur.results import Hits
 from adacur.scorers import MatrixScorer
+from adacur.scores import check_grid
 from adacur.search import AnchorIndex
+from adacur.spelling import did_you_mean
+from adacur.store import AnchorTable, Progress, build_scores, check_scorer, is_finished
 from adacur_lab.first_stages import MultiVector, TfIdf, TokenEncoder, token_encoder
 
 __all__ = ["Embeddings", "ItemsAlone", "Testbed", "TokenVectors", "check_first_stage", "first_stage_names", "is_scored"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from adacur.core.errors import InputError
-from adacur.core.results import Hits
+from adacur.errors import InputError
+from adacur.results import Hits
 
 __all__ = ["write_trec"]
 

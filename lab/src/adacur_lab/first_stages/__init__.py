@@ -3,7 +3,7 @@
 An index folder that has one opens after `adacur.first_stages.FIRST_STAGES.update(LAB_STAGES)`.
 """
 
-from adacur.core.protocols import FirstStage
+from adacur.protocols import FirstStage
 from adacur_lab.first_stages.multi_vector import MultiVector
 from adacur_lab.first_stages.tfidf import TfIdf
 from adacur_lab.first_stages.token_encoders import TokenEncoder, token_encoder

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.budget import check_k
-from adacur.core.errors import DamagedIndex, EmptyInput, InputError
-from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.records import Item, Query, as_queries
+from adacur.arrays import FloatArray, IntArray
+from adacur.budget import check_k
 from adacur.data.stored import read_array
+from adacur.errors import DamagedIndex, EmptyInput, InputError
 from adacur.first_stages.encoders import EncoderCard, blocks_to_encode, check_same_encoder, read_card, reopen_encoder
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
+from adacur.protocols import FirstStage, Ranking
+from adacur.records import Item, Query, as_queries
 from adacur_lab.first_stages.token_encoders import TokenEncoder, token_encoder
 
 __all__ = ["MultiVector"]

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.budget import check_k
-from adacur.core.errors import DamagedIndex, EmptyInput, InputError, UnknownName
-from adacur.core.protocols import FirstStage, Ranking
-from adacur.core.records import Item, Query, as_queries
+from adacur.arrays import FloatArray, IntArray
+from adacur.budget import check_k
 from adacur.data.stored import read_array, read_json
+from adacur.errors import DamagedIndex, EmptyInput, InputError, UnknownName
 from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
+from adacur.protocols import FirstStage, Ranking
+from adacur.records import Item, Query, as_queries
 
 __all__ = ["TfIdf"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
-from adacur.core.arrays import FloatArray
+from adacur.arrays import FloatArray
 from adacur.first_stages import EncoderCard, OnnxEncoder, SentenceTransformerEncoder
 
 __all__ = ["TokenEncoder", "token_encoder"]

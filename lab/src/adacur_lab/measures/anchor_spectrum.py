@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import InputError
-from adacur.evaluation.measures import check_score_matrix
+from adacur.arrays import FloatArray
+from adacur.errors import InputError
+from adacur.replay.measures import check_score_matrix
 
 __all__ = ["Spectrum", "spectrum"]
 

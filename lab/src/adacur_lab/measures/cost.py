@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.results import Hits
+from adacur.arrays import FloatArray
+from adacur.results import Hits
 
 __all__ = ["search_cost"]
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.budget import check_k
-from adacur.core.errors import InputError, UnknownName
-from adacur.core.results import Hits
-from adacur.evaluation.measures import check_score_matrix, kth_best
+from adacur.arrays import FloatArray
+from adacur.budget import check_k
+from adacur.errors import InputError, UnknownName
+from adacur.replay.measures import check_score_matrix, kth_best
+from adacur.results import Hits
 
 __all__ = ["first_stage_ceiling", "phantom_share"]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.budget import check_k
-from adacur.core.errors import InputError
-from adacur.core.results import Hits
-from adacur.evaluation.measures import check_score_matrix
+from adacur.arrays import FloatArray
+from adacur.budget import check_k
+from adacur.errors import InputError
+from adacur.replay.measures import check_score_matrix
+from adacur.results import Hits
 
 __all__ = ["approximation_error", "predictions"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.budget import check_k
-from adacur.core.results import Hits
-from adacur.evaluation.measures import check_score_matrix, kth_best
+from adacur.arrays import FloatArray
+from adacur.budget import check_k
+from adacur.replay.measures import check_score_matrix, kth_best
+from adacur.results import Hits
 
 __all__ = ["strict_recall"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray
-from adacur.core.errors import EmptyInput
+from adacur.arrays import FloatArray
+from adacur.errors import EmptyInput
 from adacur_lab.report.figures import looks, panel_grid
 
 __all__ = ["decay"]

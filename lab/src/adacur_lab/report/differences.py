@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from adacur.core.errors import EmptyInput
-from adacur.evaluation import PairedDifference, Run, paired_difference
+from adacur.errors import EmptyInput
+from adacur.replay import PairedDifference, Run, paired_difference
 from adacur_lab.report.lines import estimate, setting
 from adacur_lab.report.measures import JUDGED, recall_measures
 

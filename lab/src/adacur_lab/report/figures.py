@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import EmptyInput
-from adacur.core.extras import require
-from adacur.evaluation import Run
+from adacur.arrays import FloatArray, IntArray
+from adacur.errors import EmptyInput
+from adacur.replay import Run
+from adacur.requirements import require
 from adacur_lab.report.lines import Line, Panel, estimate, labels, lines, measured, panels, setting, setting_words
 from adacur_lab.report.measures import JUDGED, band_words, error_measures, measure_words, recall_k, recall_measures
 from adacur_lab.report.styles import STEP_COLOURS, Style, styles

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.errors import EmptyInput, FileFormatError
-from adacur.evaluation import Run, bootstrap_interval
+from adacur.errors import EmptyInput, FileFormatError
+from adacur.replay import Run, bootstrap_interval
 
 __all__ = [
     "Estimate",

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from adacur.evaluation import Run
+from adacur.replay import Run
 
 __all__ = [
     "JUDGED",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
-from adacur.core.errors import EmptyInput
-from adacur.evaluation import PairedDifference, Run
+from adacur.errors import EmptyInput
+from adacur.replay import PairedDifference, Run
 from adacur_lab.report.differences import difference, is_ahead, is_behind, is_bound, rival_of
 from adacur_lab.report.lines import Estimate, Panel, estimate, labels, measured, pooled, setting, setting_words
 from adacur_lab.report.measures import JUDGED, measure_words, number, recall_measures

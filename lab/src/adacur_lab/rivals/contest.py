@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.protocols import FirstStage
-from adacur.core.records import ItemList, Query
-from adacur.core.results import Hits
-from adacur.evaluation import top_k_recall
+from adacur.arrays import FloatArray, IntArray
 from adacur.first_stages import BM25, Dense
-from adacur.index import AnchorTable
+from adacur.protocols import FirstStage
+from adacur.records import ItemList, Query
+from adacur.replay import top_k_recall
+from adacur.results import Hits
 from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Gaussian, Rerank
+from adacur.store import AnchorTable
 from adacur_lab.experiments import Testbed
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.known_vectors import KnownVectors

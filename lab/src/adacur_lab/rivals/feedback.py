@@ -23,7 +23,7 @@ from qdrant_relevance_feedback import RelevanceFeedback
 from qdrant_relevance_feedback.feedback import Feedback
 from qdrant_relevance_feedback.retriever import Retriever
 
-from adacur.core.arrays import FloatArray
+from adacur.arrays import FloatArray
 from adacur_lab.rivals.questions import Question, round_sizes
 
 __all__ = [

@@ -15,7 +15,7 @@ import pandas as pd
 import pyterrier as pt
 from pyterrier_adaptive import GAR, CorpusGraph, NpTopKCorpusGraph
 
-from adacur.core.arrays import FloatArray
+from adacur.arrays import FloatArray
 from adacur_lab.rivals.questions import Question
 
 __all__ = ["N_NEIGHBOURS", "GraphAdaptive", "GreedyWalk", "neighbour_graph"]

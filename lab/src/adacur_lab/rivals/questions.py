@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from adacur.core.arrays import FloatArray, IntArray
-from adacur.core.errors import BudgetError
-from adacur.core.records import Query
-from adacur.core.results import Hits
+from adacur.arrays import FloatArray, IntArray
+from adacur.errors import BudgetError
+from adacur.records import Query
+from adacur.results import Hits
 
 __all__ = ["Question", "Rival", "round_sizes"]
 
