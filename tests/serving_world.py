@@ -27,7 +27,7 @@ _WORDS = ("river", "mountain", "ship", "novel", "bird", "island", "battle", "com
 class TextScorer:
     """Scores that follow from the texts; counts calls and pairs, may take its time, and may fail from some call on."""
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(self, *, seconds: float = 0.0, fails_after: int | None = None, name: str = "texts") -> None:
         self.card = ScorerCard(name=name, backend="function")

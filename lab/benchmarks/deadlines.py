@@ -73,7 +73,7 @@ def small_index(*, shared: bool) -> AnchorIndex:
     items = [Item(f"i{at}", f"{text} {at}") for at, text in enumerate(questions(ITEMS, seed=0))]
     anchors = [Query(f"a{at}", text) for at, text in enumerate(questions(ANCHORS, seed=1))]
     scores = np.array([for_free([(query.text, item.text) for item in items]) for query in anchors])
-    scorer = FunctionScorer(slow, shares_calls=shared)
+    scorer = FunctionScorer(slow, can_batch_callers=shared)
     return AnchorIndex.from_arrays(items=items, anchor_queries=anchors, scores=scores, scorer=scorer)
 
 

@@ -300,7 +300,7 @@ def _in_the_queue(index: AnchorIndex, query: Query, k: int, **options: Any) -> A
 
 def serve(folder: Path, *, row: str, calls: str, model: Path | None = None, max_item_tokens: int = 0) -> None:
     """Serve an index whose requests share calls in this way."""
-    scorer: Any = FunctionScorer(device, shares_calls=True) if row == "device" else None
+    scorer: Any = FunctionScorer(device, can_batch_callers=True) if row == "device" else None
     where = None
     if model is not None:
         from lab.benchmarks.serve_model import opened

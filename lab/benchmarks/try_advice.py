@@ -30,7 +30,7 @@ from adacur.replay import Trial, top_k_recall, try_collection
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
-from adacur.replay.trial_sizes import TrialPlan
+from adacur.replay.trial_sizes import TrialSizes
 from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
 
@@ -89,7 +89,7 @@ def truth_of(bed: Testbed, folder: Path, encoder: LookedUp) -> Measured:
     material = read_material(folder, most=len(bed.test_queries))
     n = len(material.items)
     scorer = MatrixScorer(bed.test_queries, bed.items, bed.exact_scores)
-    plan = TrialPlan(
+    plan = TrialSizes(
         bed.name, n, n, len(material.queries), len(material.qrels), ("bm25", "dense"), 10, 100, n, *[0] * 6
     )
     items = list(material.items)

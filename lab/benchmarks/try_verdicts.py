@@ -37,7 +37,7 @@ from try_advice import LookedUp, open_bed, write_folder
 
 from adacur import BM25, Dense, Item, Query
 from adacur.data import read_items, read_queries
-from adacur.replay import TrialPlan
+from adacur.replay import TrialSizes
 from adacur.replay.advice import Advice, Way
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
@@ -127,7 +127,7 @@ def truth(bed: Bed, place: Path) -> Measured:
     """What each way to search does for the queries that no trial sees."""
     material = read_material(bed.folder(bed.told, place), most=len(bed.told))
     n, first = len(material.items), bed.first(list(material.items))
-    plan = TrialPlan(
+    plan = TrialSizes(
         bed.name, n, n, len(material.queries), len(material.qrels), tuple(first), 10, min(100, n), _GRID, *[0] * 6
     )
     return measure(material, plan, scorer=bed.scorer(bed.told), first=first, seconds=math.inf)

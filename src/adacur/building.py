@@ -35,7 +35,7 @@ from adacur.store.writing import folder_at
 _log = logging.getLogger("adacur.build")
 
 # A new index is tuned for what a search without options does.
-_USUAL_K, _USUAL_BUDGET = 10, 100
+DEFAULT_K, _USUAL_BUDGET = 10, 100
 _QUICK_QUERIES = 50
 _MOST_SCORES_TO_TUNE = 100_000_000
 _SAMPLE_ITEMS, _SAMPLE_QUERIES = 512, 64
@@ -47,7 +47,7 @@ class BuildOptions(TypedDict, total=False):
 
     first: str | FirstStage | Sequence[str | FirstStage]
     encoder: Any
-    on: On
+    executor: On
     seed: int
     dtype: str
     block_items: int | None
@@ -94,7 +94,7 @@ def build(
     path: str | Path,
     first: str | FirstStage | Sequence[str | FirstStage] = "bm25",
     encoder: Any = None,
-    on: On = None,
+    executor: On = None,
     seed: int = 0,
     dtype: str = "float32",
     block_items: int | None = None,
@@ -121,7 +121,7 @@ def build(
     - path: the folder to write.
     - first: first stages to keep: "bm25", "dense" (with `encoder`), several of them, or objects.
     - encoder: what `adacur.encoder` opens.
-    - on: None for this process, or `Ray(…)`: on a cluster, or on several cores or GPUs of this machine.
+    - executor: None for this process, or `Ray(…)`: on a cluster, or on several cores or GPUs of this machine.
     - seed: for pseudo-queries, random draws and tuning.
     - dtype: "float32" or "float16".
     - block_items: items between two save points; default: about 20 s of work.
@@ -145,7 +145,7 @@ def build(
         check_leads(stages)
     folder_at(path)
     opened = open_scorer(scorer)
-    check_workers(on, opened)
+    check_workers(executor, opened)
     if isinstance(anchor_queries, int):
         records = records if hasattr(source, "text_fields") else list(records)
         queries = pseudo_queries(records, anchor_queries, seed=seed) if anchor_queries else []
@@ -153,8 +153,8 @@ def build(
         queries = list(distinct_anchors(as_queries(anchor_queries)))
     if dry_run:
         encode = [dual.encode_items for stage in stages if needs_encoder([stage])]
-        options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "on": on}
-        options["price"] = price
+        options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "price": price}
+        options["executor"] = executor
         return _estimate(records, queries, path, **options)
     was_finished = is_finished(path)
     # Files of later items are read by the same fields.
@@ -172,11 +172,11 @@ def build(
             block_items=block_items,
             seed=seed,
             progress=report,
-            on=on,
+            executor=executor,
             origin=origin,
         )
         if not queries and not was_finished:
-            _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).in_words())
+            _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).summary())
     if folder.manifest.cut is None:
         folder = note_cut(folder, opened)
     if fuse is not None and fuse != folder.manifest.fuse:
@@ -224,5 +224,5 @@ def _tune_quickly(index: AnchorIndex, *, seed: int) -> None:
     if n_anchors < FEWEST_QUERIES:
         _log.info("Not tuned: %d anchor queries, and %d are needed.", n_anchors, FEWEST_QUERIES)
         return
-    tuned = tuning.tune(index, k=_USUAL_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
+    tuned = tuning.tune(index, k=DEFAULT_K, budget=_USUAL_BUDGET, queries=_QUICK_QUERIES, seed=seed, quick=True)
     _log.info("%s", verdict(tuned))

@@ -205,8 +205,8 @@ class FirstStage(Protocol):
         ...
 
     @classmethod
-    def load(cls, folder: Path, *, encoder: Any = None, trust: bool = False) -> FirstStage:
-        """Open what `save` wrote; `trust` lets the folder name an encoder that takes consent."""
+    def load(cls, folder: Path, *, encoder: Any = None, allow_code: bool = False) -> FirstStage:
+        """Open what `save` wrote; `allow_code` lets the folder name an encoder that takes consent."""
         ...
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:

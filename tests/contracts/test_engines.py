@@ -32,7 +32,7 @@ def engine(request) -> Engine[int, int]:
     if request.param == "this process":
         return InThisProcess(square)
     request.getfixturevalue("ray_cluster")
-    return RayActors(open_square, on=Ray(workers=MOST_AT_WORK))
+    return RayActors(open_square, executor=Ray(workers=MOST_AT_WORK))
 
 
 def test_every_task_is_done_once_and_keeps_its_result(engine) -> None:
@@ -130,6 +130,6 @@ def open_held_up(folder: str) -> object:
 
 def test_processes_work_at_the_same_time(ray_cluster, tmp_path) -> None:
     opener = functools.partial(open_held_up, str(tmp_path))
-    results = dict(RayActors(opener, on=Ray(workers=2)).run([1, 2]))
+    results = dict(RayActors(opener, executor=Ray(workers=2)).run([1, 2]))
     assert set(results) == {1, 2}
     assert len({*results.values(), os.getpid()}) == 3

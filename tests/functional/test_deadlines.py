@@ -65,7 +65,7 @@ def test_searches_with_a_deadline_share_what_the_scorer_can_do_by_then(
 ) -> None:
     # Queries that do not fit into memory together are searched in groups, one after the other.
     monkeypatch.setattr(rounds, "_PAIRS_AT_ONCE", 1)
-    index = world_index(FunctionScorer(slow, shares_calls=shared))
+    index = world_index(FunctionScorer(slow, can_batch_callers=shared))
     ((alone, _),) = form(index, ALONE)
     found = form(index, TOGETHER)
     fair = alone / len(TOGETHER)
@@ -76,7 +76,7 @@ def test_searches_with_a_deadline_share_what_the_scorer_can_do_by_then(
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_deadline_holds_however_many_searches_are_awaited_together(shared: bool) -> None:
-    index = world_index(FunctionScorer(slow, shares_calls=shared))
+    index = world_index(FunctionScorer(slow, can_batch_callers=shared))
     queries = [Query(f"q{at}", f"{TOGETHER[at % 4]} {at}") for at in range(10)]
 
     async def one(query: Query) -> float:

@@ -95,7 +95,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
 )
 def test_the_commands_of_a_verdict_are_commands_that_there_are(folder, kind, depth, n) -> None:
     places = read_beir(folder / "places")
-    plan = depths.DepthPlan(places, places.judged[:6], ("dense",), (10, 50), all_items=True)
+    plan = depths.DepthSpec(places, places.judged[:6], ("dense",), (10, 50), all_items=True)
     curve = Curve("dense", (), DepthVerdict(kind, depth, "", (), 6, enough=20))
     card = ScorerCard(name="words", backend="torch", source="org/words", max_item_tokens=64)
     where = {"encoder": "org/encoder", "folder": folder / "places", "output": folder / "out"}

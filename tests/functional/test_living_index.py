@@ -73,9 +73,9 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
         "lost": [],
         "tuned_for": [],
     }
-    run("index", "replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--trust")
+    run("index", "replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--allow-code")
     asked = write(tmp_path / "asked.jsonl", [query(8)])
-    assert "11 scorer calls" in run("index", "anchors", path, asked, "--trust")
+    assert "11 scorer calls" in run("index", "anchors", path, asked, "--allow-code")
     run("index", "anchors", path, "--drop", "q0")
     assert [line.split("\t")[0] for line in here("inspect", path, "--show", "anchors").out.splitlines()] == [
         "q1",
@@ -102,7 +102,9 @@ def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_pat
     before = run("inspect", path)
     assert "predicted" not in before
     assert "\nbuilt " in before
-    assert "5 scorer calls" in run("search", path, "--trust", "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log)
+    assert "5 scorer calls" in run(
+        "search", path, "--allow-code", "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log
+    )
     (new,) = run_json("index", "refresh", path, "--log", log, "--fewest-scored", 5)["new_ids"]
     assert run("inspect", path, "--show", "anchors").splitlines()[4] == f"{new}\twhat is red?"
     after = run("inspect", path)
@@ -116,24 +118,24 @@ def test_items_that_are_added_are_scored_once(tmp_path) -> None:
     path, new = tmp_path / "a.adacur", [item(n) for n in range(20, 60)]
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
     write(tmp_path / "new.jsonl", new)
-    assert "160 scorer calls" in run("index", "add", path, tmp_path / "new.jsonl", "--trust")
+    assert "160 scorer calls" in run("index", "add", path, tmp_path / "new.jsonl", "--allow-code")
     expected = build(tmp_path / "b.adacur", [*(item(n) for n in range(12)), *new], [query(n) for n in range(4)])
     assert adacur.load(path, scorer=world.score).matrix.tobytes() == expected.matrix.tobytes()
     # What was scored before is not scored again.
     run("index", "remove", path, "i20")
-    run("index", "add", path, write(tmp_path / "one.jsonl", [item(20)]), "--trust")
-    again = run_json("index", "replace", path, write(tmp_path / "one.jsonl", [item(20)]), "--trust")
+    run("index", "add", path, write(tmp_path / "one.jsonl", [item(20)]), "--allow-code")
+    again = run_json("index", "replace", path, write(tmp_path / "one.jsonl", [item(20)]), "--allow-code")
     assert again["calls"] == 0
 
 
 def test_the_calls_that_recognise_the_scorer_are_told(tmp_path) -> None:
     path = tmp_path / "a.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
-    for n, scorer in ((20, SCORER), (21, ["--trust"])):
+    for n, scorer in ((20, SCORER), (21, ["--allow-code"])):
         new = write(tmp_path / "new.jsonl", [item(n)])
         told = run_json("index", "add", path, new, *scorer)
         assert (told["calls"], told["recognising"], told["timing"]) == (4, 32, 0)
-    said = run("index", "replace", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]), "--trust")
+    said = run("index", "replace", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]), "--allow-code")
     assert "4 scorer calls for new scores, 32 to recognise the scorer" in said
 
 

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 from typer import Argument, Option
 
@@ -58,7 +58,7 @@ EncoderName = Annotated[
     str | None,
     Option("--encoder", help="The encoder of the item vectors; default: as the index says. A collection needs it."),
 ]
-Trust = Annotated[bool, Option("--trust", help="Open the scorer or encoder that the folder names, even a function.")]
+AllowCode = Annotated[bool, Option("--allow-code", help="Open what the folder names, even a function or a service.")]
 IdField = Annotated[
     str | None, Option("--id-field", help="The field or column with the item's id; 'line' numbers the lines.")
 ]
@@ -126,8 +126,7 @@ def on_workers(workers: int | None, ray: str | None) -> On:
     """Where to score: in this process, or by Ray, on this machine or on a cluster."""
     if workers is None and ray is None:
         return None
-    on: On = named(RAY)(None if ray == "local" else ray, workers)
-    return on
+    return cast("On", named(RAY)(None if ray == "local" else ray, workers))
 
 
 def opened_scorer(

@@ -107,7 +107,7 @@ def build(
         if as_json:
             print_json(cost)
             return
-        say(cost.in_words())
+        say(cost.summary())
         if cost.seconds > _LONG_SECONDS:
             note(f"Cheaper: {'; '.join(_cheaper(cost, options['scorer'].card))}.")
         given = quote(opt.repeatable_url(items) if is_store_url(items) else items)

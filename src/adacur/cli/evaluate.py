@@ -158,7 +158,7 @@ def _show_searchability(found: Searchability) -> None:
             note(f"  {line}")
     if found.left_out:
         note(f"{counted(found.left_out, 'judged query', 'judged queries')} cannot tell, and were left out.")
-    note(found.in_words())
+    note(found.summary())
     for phantom in found.phantoms[:_PHANTOMS]:
         say(f"{_cut(phantom.query.text)}")
         say(f"  {phantom.score:7.2f}  {_cut(phantom.item.text)} ({phantom.where()})")

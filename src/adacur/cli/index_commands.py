@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -26,7 +26,7 @@ def add(
     index: opt.IndexPath,
     items: opt.NewItems,
     scorer: opt.ScorerOfIndex = None,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     workers: opt.Workers = None,
     ray: opt.RayAddress = None,
     as_json: opt.Json = False,
@@ -37,8 +37,8 @@ def add(
 
     Example: adacur index add my.adacur new.jsonl
     """
-    on = opt.on_workers(workers, ray)
-    _edit(index, lambda edit: edit.add(items), scorer=scorer, trust=trust, on=on, as_json=as_json)
+    where: dict[str, Any] = {"executor": opt.on_workers(workers, ray), "allow_code": allow_code}
+    _edit(index, lambda edit: edit.add(items), scorer=scorer, as_json=as_json, **where)
 
 
 def remove(
@@ -61,7 +61,7 @@ def replace(
     index: opt.IndexPath,
     items: opt.NewItems,
     scorer: opt.ScorerOfIndex = None,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     workers: opt.Workers = None,
     ray: opt.RayAddress = None,
     as_json: opt.Json = False,
@@ -72,8 +72,8 @@ def replace(
 
     Example: adacur index replace my.adacur changed.jsonl
     """
-    on = opt.on_workers(workers, ray)
-    _edit(index, lambda edit: edit.replace(items), scorer=scorer, trust=trust, on=on, as_json=as_json)
+    where: dict[str, Any] = {"executor": opt.on_workers(workers, ray), "allow_code": allow_code}
+    _edit(index, lambda edit: edit.replace(items), scorer=scorer, as_json=as_json, **where)
 
 
 def anchors(
@@ -81,7 +81,7 @@ def anchors(
     queries: Annotated[Path | None, Argument(help="Queries to add: .jsonl, .csv, .tsv, .txt or BEIR.")] = None,
     drop: Annotated[list[str] | None, Option(metavar="ID", help="An anchor query to remove; may be repeated.")] = None,
     scorer: opt.ScorerOfIndex = None,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     workers: opt.Workers = None,
     ray: opt.RayAddress = None,
     as_json: opt.Json = False,
@@ -102,7 +102,8 @@ def anchors(
         if new:
             edit.add_anchors(new)
 
-    _edit(index, make, scorer=scorer, trust=trust, on=opt.on_workers(workers, ray), as_json=as_json)
+    where: dict[str, Any] = {"executor": opt.on_workers(workers, ray), "allow_code": allow_code}
+    _edit(index, make, scorer=scorer, as_json=as_json, **where)
 
 
 def compact(index: opt.IndexPath, as_json: opt.Json = False) -> None:
@@ -123,7 +124,7 @@ def compress(
     k: opt.K = 10,
     budget: opt.Budget = 100,
     drop: Annotated[bool, Option("--drop", help="Remove the compressed form.")] = False,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     as_json: opt.Json = False,
 ) -> None:
     """Make an index searchable in less memory, and measure the recall that it costs. Calls no scorer.
@@ -142,7 +143,7 @@ def compress(
             say(f"{index}: searched with its scores{'' if dropped else ', as before'}.")
         return
     status = notes.status("compressing, and searching for held-out anchor queries …")
-    with status, adacur.load(index, trust=trust) as opened:
+    with status, adacur.load(index, allow_code=allow_code) as opened:
         # The library checks the name.
         done = tuning.compress(opened, rank=rank, storage=storage, k=k, budget=budget)  # type: ignore[arg-type]
     if as_json:
@@ -196,7 +197,7 @@ def refresh(
     log: Annotated[Path, Option(help="A file that searches with --log wrote.")],
     limit: Annotated[int, Option(min=1, help="Have at most N anchor queries from logs: those with most scores.")] = 500,
     fewest_scored: Annotated[int, Option(min=1, help="Leave out queries with fewer than N scores.")] = 20,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     as_json: opt.Json = False,
 ) -> None:
     """Make anchor queries of logged searches: their scores are reused, the rest predicted. Calls no scorer.
@@ -206,7 +207,7 @@ def refresh(
     import adacur
 
     with notes.status("predicting the missing scores …"):
-        done = adacur.extras.server.refresh(index, log, limit=limit, fewest_scored=fewest_scored, trust=trust)
+        done = adacur.extras.server.refresh(index, log, limit=limit, fewest_scored=fewest_scored, allow_code=allow_code)
     if as_json:
         print_json({"index": index, **asdict(done)})
         return
@@ -244,16 +245,16 @@ def _edit(
     *,
     as_json: bool,
     scorer: str | None = None,
-    trust: bool = False,
-    on: On = None,
+    allow_code: bool = False,
+    executor: On = None,
 ) -> None:
     """Make one new version of an index by the edits that `make` asks for, and print it."""
     import adacur
 
     # The edit recognises the scorer, after it has refused what cannot be done.
-    with adacur.load(path, scorer=scorer, trust=trust, check=False) as index:
+    with adacur.load(path, scorer=scorer, allow_code=allow_code, check=False) as index:
         try:
-            with log_as_notes("adacur.change"), index.edit(on=on) as edit:
+            with log_as_notes("adacur.change"), index.edit(executor=executor) as edit:
                 make(edit)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"{path} is unchanged. {KEPT}") from None

@@ -30,7 +30,7 @@ def inspect(
         ),
     ] = None,
     scorer: opt.ScorerOfIndex = None,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show what an index folder holds: items, anchor queries, scorer, first stages, versions.
@@ -41,7 +41,7 @@ def inspect(
 
     folder = IndexFolder.open(index)
     if show == "pair":
-        _show_pair(index, folder, scorer=scorer, trust=trust, as_json=as_json)
+        _show_pair(index, folder, scorer=scorer, allow_code=allow_code, as_json=as_json)
         return
     if show == "anchors":
         rows = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
@@ -58,14 +58,14 @@ def inspect(
         _show(folder, facts)
 
 
-def _show_pair(index: str, folder: IndexFolder, *, scorer: str | None, trust: bool, as_json: bool) -> None:
+def _show_pair(index: str, folder: IndexFolder, *, scorer: str | None, allow_code: bool, as_json: bool) -> None:
     """The first pair that the scorer is recognised by, as the scorer reads it now."""
     import adacur
 
     if not folder.manifest.probes:
         raise InputError(f"{index} has no anchor scores, so no pair of it is known. Use scorer.explain(query, item).")
     probe = folder.manifest.probes[0]
-    with adacur.load(index, scorer=scorer, trust=trust, check=False) as opened:
+    with adacur.load(index, scorer=scorer, allow_code=allow_code, check=False) as opened:
         explain = getattr(opened.scorer, "explain", None)
         if explain is None:
             raise InputError(

@@ -38,7 +38,7 @@ def search(
     ] = None,
     scorer: opt.ScorerOfIndex = None,
     encoder: opt.EncoderName = None,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     cache: opt.CacheFile = None,
     log: Annotated[Path | None, Option(help="A file that stores scores for `adacur index refresh`.")] = None,
     full: Annotated[bool, Option("--full", help="Show the whole text of each item.")] = False,
@@ -65,7 +65,7 @@ def search(
     together = len(questions) if deadline is not None else _TOGETHER
     if is_store_url(index) and scorer is None:
         scorer = opt.DEFAULT_SCORER
-    with adacur.load(index, scorer=scorer, encoder=encoder, trust=trust, log=log) as opened:
+    with adacur.load(index, scorer=scorer, encoder=encoder, allow_code=allow_code, log=log) as opened:
         if cache is not None:
             opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
         options = search_options(opened, **given | {"budget": spend}, **opt.settings_given(settings))

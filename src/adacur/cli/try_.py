@@ -16,7 +16,7 @@ from adacur.cli.messages import note, print_table, say
 from adacur.units import duration
 
 if TYPE_CHECKING:
-    from adacur.replay import TrialPlan
+    from adacur.replay import TrialSizes
 
 
 def try_(
@@ -79,8 +79,8 @@ def try_(
         say(f"  {line}")
 
 
-def _print_plan(plan: TrialPlan) -> None:
-    note(f"{plan.collection}: {plan.in_words()}")
+def _print_plan(plan: TrialSizes) -> None:
+    note(f"{plan.collection}: {plan.summary()}")
     for line in plan.notes:
         note(line)
     if plan.share < 1:

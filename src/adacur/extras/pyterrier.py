@@ -30,7 +30,7 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
     `rank` and `iteration`, the round that scored a document, count from 0 as PyTerrier does. With a fused first stage,
     `score` is what the documents are ordered by, and `exact` the scorer's score.
 
-    - `index`: an `AnchorIndex`, or the folder or URL of one, which `scorer`, `encoder` and `trust` open as in
+    - `index`: an `AnchorIndex`, or the folder or URL of one, which `scorer`, `encoder` and `allow_code` open as in
       `adacur.load`: a scorer that is a function or a service must be given, or trusted;
     - `k` and `options`: those of `AnchorIndex.search`.
     """
@@ -46,15 +46,15 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
         k: int = 10,
         scorer: Any = None,
         encoder: Any = None,
-        trust: bool = False,
+        allow_code: bool = False,
         **options: Any,
     ) -> None:
         if isinstance(index, AnchorIndex):
-            if scorer is not None or encoder is not None or trust:
+            if scorer is not None or encoder is not None or allow_code:
                 raise InputError("This index is open already, with its scorer and encoder; give them to adacur.load.")
             self.index = index
         else:
-            self.index = load(index, scorer=scorer, encoder=encoder, trust=trust)
+            self.index = load(index, scorer=scorer, encoder=encoder, allow_code=allow_code)
         super().__init__(pt.Artifact.NO_PATH if self.index.path is None else self.index.path)
         self.k = k
         self.options = options

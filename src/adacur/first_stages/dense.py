@@ -83,7 +83,7 @@ class Dense(FirstStage):
         encoder: Encoder | None,
         card: EncoderCard | None,
         folder: Path | None = None,
-        trust: bool = False,
+        allow_code: bool = False,
     ) -> None:
         self._ids = ids
         self._stored = stored
@@ -91,7 +91,7 @@ class Dense(FirstStage):
         self._encoder = encoder
         self._card = card
         self._folder = folder
-        self._trust = trust
+        self._allow_code = allow_code
         self._opening = threading.Lock()
         self._on_device: DeviceVectors | None = None
         self._queries = RememberedQueries(self.open_encoder)
@@ -252,10 +252,10 @@ class Dense(FirstStage):
         write_settings(folder, kind=self.name, ids=self._ids, settings=self.settings())
 
     @classmethod
-    def load(cls, folder: str | Path, *, encoder: Encoder | None = None, trust: bool = False) -> Dense:
+    def load(cls, folder: str | Path, *, encoder: Encoder | None = None, allow_code: bool = False) -> Dense:
         """Open what `save` wrote; embeddings and ids stay on disk, memory-mapped.
 
-        Without `encoder`, the one that the card names is opened at the first search; `trust` as in `adacur.load`.
+        Without `encoder`, the one that the card names is opened at the first search; `allow_code` as in `adacur.load`.
         """
         folder = Path(folder)
         settings = read_settings(folder)
@@ -270,7 +270,7 @@ class Dense(FirstStage):
             )
         if encoder is not None:
             _check_encoder(encoder, card, dimension=stored.shape[1])
-        return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder, trust=trust)
+        return cls(ids, stored, scales=scales, encoder=encoder, card=card, folder=folder, allow_code=allow_code)
 
     def open_encoder(self) -> Encoder:
         """The encoder, opened if need be; where there is none, the error says how to give one."""
@@ -284,7 +284,7 @@ class Dense(FirstStage):
         how = loading if self._folder else "from_embeddings(..., encoder=...)"
         if self._card is None:
             raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
-        encoder = reopen_encoder(self._card, instead=how, folder=self._folder, trust=self._trust)
+        encoder = reopen_encoder(self._card, instead=how, folder=self._folder, allow_code=self._allow_code)
         _check_encoder(encoder, self._card, dimension=self._stored.shape[1])
         return encoder
 

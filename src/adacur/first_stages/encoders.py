@@ -301,14 +301,14 @@ def check_same_encoder(given: EncoderCard, built: EncoderCard | None) -> None:
             )
 
 
-def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, trust: bool) -> Encoder:
+def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, allow_code: bool) -> Encoder:
     """The encoder that a saved first stage remembers; `instead` says how to pass it by hand.
 
-    What its `folder` names must be weights, or takes `trust`.
+    What its `folder` names must be weights, or takes `allow_code`.
     """
     source = card.source
     if source is not None and source not in names() and folder is not None:
-        check_consent(source, what="encoder", folder=index_of(folder), trust=trust)
+        check_consent(source, what="encoder", folder=index_of(folder), allow_code=allow_code)
     # A path of another machine is no help, but a name that everybody can fetch is.
     if source and not Path(source).exists() and (name := Path(source).name) in names():
         source = str(fetch(name))

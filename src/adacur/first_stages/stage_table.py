@@ -32,9 +32,9 @@ def first_stage_named(name: str) -> type[FirstStage]:
     return FIRST_STAGES[name]
 
 
-def load_first_stage(folder: str | Path, *, encoder: Any = None, trust: bool = False) -> FirstStage:
+def load_first_stage(folder: str | Path, *, encoder: Any = None, allow_code: bool = False) -> FirstStage:
     """Open what a first stage's `save` wrote; `encoder` is for those that need one."""
     kind = read_settings(folder)["kind"]
     if kind not in FIRST_STAGES:
         raise UnknownName(f"{folder} holds a first stage of kind {kind!r}; known: {', '.join(FIRST_STAGES)}.")
-    return FIRST_STAGES[kind].load(Path(folder), encoder=encoder, trust=trust)
+    return FIRST_STAGES[kind].load(Path(folder), encoder=encoder, allow_code=allow_code)

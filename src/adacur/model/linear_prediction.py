@@ -18,7 +18,7 @@ from adacur.model.item_factors import ItemFactors, ScoreScale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Affine:
+class LinearPrediction:
     """A query's prediction of any item: `weights` · (its features, its prior mean) + `constant`.
 
     Of the `listed` items, which first stages rank, `rises` is what their ranks add.
@@ -67,11 +67,11 @@ class Outline:
             read=read,
         )
 
-    def weights(self, prediction: Affine) -> FloatArray:
+    def weights(self, prediction: LinearPrediction) -> FloatArray:
         """What the engine multiplies vectors by."""
         return prediction.weights[: self.width].astype(np.float32)
 
-    def deviation(self, prediction: Affine, listed: FloatArray, rises: FloatArray) -> float:
+    def deviation(self, prediction: LinearPrediction, listed: FloatArray, rises: FloatArray) -> float:
         """The standard deviation of the predictions of all items, some of which are raised.
 
         `listed` are predictions before they are raised by `rises`.

@@ -12,7 +12,7 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray
 from adacur.model.features import Features
 from adacur.model.item_factors import ScoreScale
-from adacur.model.linear_prediction import Affine
+from adacur.model.linear_prediction import LinearPrediction
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, RankSlopes, rises
 
 # Fewer residuals than these say nothing of their standard deviation.
@@ -98,13 +98,13 @@ class Posteriors:
         """Predictions as scores of the scorer."""
         return self._features.scale.score(predicted)
 
-    def affine(self) -> list[Affine]:
+    def affine(self) -> list[LinearPrediction]:
         """What `predict` computes, for an engine that has the rows: as weights of what is stored of an item."""
         factors, affine = self._features.factors, []
         for query in self._queries:
             stored = factors.stored_weights(query.weights)
             affine.append(
-                Affine(
+                LinearPrediction(
                     weights=np.append(stored, query.trust),
                     constant=query.level + (1 - query.trust) * self._features.centre - float(factors.centre @ stored),
                     listed=query.listed,

@@ -19,7 +19,7 @@ from adacur.replay.report import write_report
 from adacur.replay.runs import PairedDifference, Run, bootstrap_interval, paired_difference
 from adacur.replay.searchability import Curve, Depth, Phantom, Searchability, searchability
 from adacur.replay.trial import Trial, try_collection
-from adacur.replay.trial_sizes import TrialPlan
+from adacur.replay.trial_sizes import TrialSizes
 from adacur.replay.tune_index import judged_queries, tune
 from adacur.search.tuned import Judged, Tuning
 
@@ -39,7 +39,7 @@ __all__ = [
     "Searchability",
     "Start",
     "Trial",
-    "TrialPlan",
+    "TrialSizes",
     "Tuning",
     "bootstrap_interval",
     "compare",

@@ -28,7 +28,7 @@ _TRAINED_HERE = ("torch", "sentence-transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class DepthPlan:
+class DepthSpec:
     """What a searchability report would rest on; `first` is empty where there can be none, and `note` says why."""
 
     collection: JudgedCollection
@@ -41,7 +41,7 @@ class DepthPlan:
 
 def plan_depths(
     whole: JudgedCollection, scored: JudgedCollection, test: Sequence[Query], first: Sequence[str], *, calls: int
-) -> DepthPlan:
+) -> DepthSpec:
     """All depths where every item is scored; for a sample, as deep into the whole as a quarter of `calls` reaches.
 
     Depth within a sample would say little: what misleads a scorer is mostly among the items that are not in it.
@@ -52,7 +52,7 @@ def plan_depths(
     if is_sample:
         parts = {name: name.split(SEPARATOR) for name in stages}
         stages = tuple(name for name in stages if not any(first_stage_named(one).needs_encoder for one in parts[name]))
-    plan = DepthPlan(whole, judged, stages, DEPTHS, not is_sample)
+    plan = DepthSpec(whole, judged, stages, DEPTHS, not is_sample)
     if not judged or not can_judge():
         return replace(plan, first=())
     if not telling_queries(judged, ItemList(whole.items), whole.qrels):
@@ -76,7 +76,7 @@ def plan_depths(
 
 
 def measure_depths(
-    plan: DepthPlan,
+    plan: DepthSpec,
     *,
     known: MatrixScorer,
     scorer: Scorer,
@@ -128,7 +128,7 @@ def _with_caveats(curve: Curve, card: ScorerCard, folder: Path) -> Curve:
 
 
 def _commands(
-    curve: Curve, plan: DepthPlan, card: ScorerCard, *, encoder: str | None, folder: Path, output: Path
+    curve: Curve, plan: DepthSpec, card: ScorerCard, *, encoder: str | None, folder: Path, output: Path
 ) -> tuple[str, ...]:
     """The command lines that follow from a verdict; none where all judged queries were used and cannot tell."""
     verdict = curve.verdict

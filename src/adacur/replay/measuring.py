@@ -28,7 +28,7 @@ from adacur.replay.held_out import replay
 from adacur.replay.material import Material
 from adacur.replay.measures import can_judge, judged_quality, top_k_recall
 from adacur.replay.searchability import telling_queries
-from adacur.replay.trial_sizes import TrialPlan
+from adacur.replay.trial_sizes import TrialSizes
 from adacur.results import Hits
 from adacur.scorers import MatrixScorer
 from adacur.scores import score_pairs
@@ -88,7 +88,7 @@ class Measured:
     """
 
     material: Material
-    plan: TrialPlan
+    plan: TrialSizes
     queries: tuple[Query, ...]
     index: AnchorIndex
     scores: FloatArray
@@ -226,7 +226,7 @@ class Measured:
 
 def measure(
     material: Material,
-    plan: TrialPlan,
+    plan: TrialSizes,
     *,
     scorer: Scorer,
     first: Mapping[str, FirstStage],

@@ -153,7 +153,7 @@ def _searchability(found: Searchability) -> Iterator[str]:
                 for depth in curve.depths
             ],
         )
-    yield f"<h2>Phantom hits</h2><p>{escape(found.in_words())}</p><dl>"
+    yield f"<h2>Phantom hits</h2><p>{escape(found.summary())}</p><dl>"
     for phantom in found.phantoms:
         shown = ((phantom.score, phantom.item, phantom.where()), (phantom.expected_score, phantom.expected, "relevant"))
         yield f"<dt><b>{escape(phantom.query.text)}</b></dt>"

@@ -108,7 +108,7 @@ class Searchability:
     n_haunted: int
     phantoms: tuple[Phantom, ...]
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """How many queries have a phantom hit, and what that is."""
         stages = " and ".join(curve.first for curve in self.curves)
         if not self.beyond:

@@ -19,7 +19,7 @@ from adacur.replay.judged_collection import digest_of
 from adacur.replay.material import read_material
 from adacur.replay.measures import can_judge
 from adacur.replay.measuring import Measured, measure
-from adacur.replay.trial_sizes import TrialPlan, plan_trial
+from adacur.replay.trial_sizes import TrialSizes, plan_trial
 from adacur.requirements import install_command
 from adacur.scorers import Cached
 from adacur.scorers.by_name import scorer as open_scorer
@@ -34,7 +34,7 @@ class Trial:
     rest on, in BEIR's form: those of the largest budget first. `figures` has all numbers behind the answers.
     """
 
-    plan: TrialPlan
+    plan: TrialSizes
     scorer: ScorerCard
     n_queries: int
     calls: int
@@ -64,7 +64,7 @@ def try_collection(
     kept: str | Path | None = None,
     save_queries: str | Path | None = None,
     progress: bool = True,
-    on_plan: Callable[[TrialPlan], None] | None = None,
+    on_plan: Callable[[TrialSizes], None] | None = None,
 ) -> Trial:
     """Whether searching with this scorer is worth it here, and how: measured on what a few minutes allow.
 

@@ -35,7 +35,7 @@ _PROOF = 0.35
 
 
 @dataclass(frozen=True, slots=True)
-class TrialPlan:
+class TrialSizes:
     """What a trial will do: the sizes, the pairs to score, and how long that takes.
 
     `n_used` of `n_items` items are used. Each of `n_queries` queries is scored against the first stages' best
@@ -76,7 +76,7 @@ class TrialPlan:
         """Calls for the sample as calls for all items."""
         return round(calls / self.share)
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """One sentence: what is scored, and in what time."""
         sample = f"a sample of {self.n_used:,} of the {self.n_items:,}" if self.share < 1 else f"all {self.n_items:,}"
         encoding = f"encode {sample} items ({duration(self.encoding_seconds)}), " if self.encoding_seconds else ""
@@ -99,7 +99,7 @@ def plan_trial(
     items: int | None = None,
     calls: int | None = None,
     seed: int = 0,
-) -> tuple[TrialPlan, Material]:
+) -> tuple[TrialSizes, Material]:
     """The plan for this time and at most this many items and calls, and the part of the material that it uses."""
     if not 0 < minutes < float("inf"):
         raise InputError(f"minutes, the time that a trial may take, must be positive; got {minutes}.")
@@ -150,7 +150,7 @@ def plan_trial(
     _, low, high = speed.times(n_pairs).tolist()
     few = f"{available} queries are few: the intervals will be wide." if available < FEWEST_QUERIES else ""
     chosen = material.cut(n_used, n_queries=n_queries + n_more)
-    plan = TrialPlan(
+    plan = TrialSizes(
         collection=material.name,
         n_items=material.n_items,
         n_used=len(chosen.items),

@@ -23,7 +23,7 @@ _PAIRS_PER_CALL = 8192
 async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     """One finite score per pair, in order: awaited where the scorer can be, else through a queue in front of it.
 
-    That queue merges what waits into one call (`SharedBatches`) where the scorer `shares_calls`.
+    That queue merges what waits into one call (`SharedBatches`) where the scorer `can_batch_callers`.
     """
     call = getattr(scorer, "ascore", None) or shared_batches(scorer).ascore
     with NamingFailure(scorer):

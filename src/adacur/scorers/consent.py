@@ -37,9 +37,9 @@ def why_consent(source: str, *, folder: Path | None) -> str | None:
     return "a path relative to wherever you happen to be"
 
 
-def check_consent(source: str, *, what: str, folder: Path, trust: bool) -> None:
+def check_consent(source: str, *, what: str, folder: Path, allow_code: bool) -> None:
     """Refuse to open what a folder names where that takes the user's consent; `what` is "scorer" or "encoder"."""
-    if trust:
+    if allow_code:
         return
     try:
         why = why_consent(source, folder=folder)
@@ -53,7 +53,7 @@ def check_consent(source: str, *, what: str, folder: Path, trust: bool) -> None:
     raise NotTrusted(
         f"{str(folder)!r} names its {what} as {source!r}: {why}. A folder alone does not decide that. Give the {what} "
         f"yourself, {what}={source!r} in Python or --{what} {typed} in a command; or, if you trust the maker of the "
-        "folder, trust=True or --trust."
+        "folder, allow_code=True or --allow-code."
     )
 
 

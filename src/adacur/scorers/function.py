@@ -30,9 +30,9 @@ class FunctionScorer:
     It is called with at most `batch_size` pairs. Calls of an async function run side by side, at most `concurrency` for
     one `score` or `ascore`; the first to fail cancels the others. Called through `score`, it runs on one background
     event loop that all such scorers share and that lives on between calls, so that an HTTP client may keep its
-    connections. Calls of a plain function follow one another, awaited ones in a thread; with `shares_calls`, those who
-    wait for it share calls (`SharedBatches`), and when a shared call fails its pairs are sent once more, beyond any
-    budget. A function that returns an awaitable must be declared async.
+    connections. Calls of a plain function follow one another, awaited ones in a thread; with `can_batch_callers`,
+    callers that wait share calls (`SharedBatches`), and when a shared call fails its pairs are sent once more, beyond
+    any budget. A function that returns an awaitable must be declared async.
 
     A call that raises is made again for the same pairs, up to `attempts` times in all, after short waits that double; a
     wrong number of scores, or one that is not finite, is an error at once. Budgets count scored pairs, and a call that
@@ -50,7 +50,7 @@ class FunctionScorer:
         concurrency: int = 8,
         attempts: int = 3,
         source: str | None = None,
-        shares_calls: bool = False,
+        can_batch_callers: bool = False,
     ) -> None:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
@@ -64,7 +64,7 @@ class FunctionScorer:
         self._batch_size = batch_size
         self._concurrency = concurrency
         self._attempts = attempts
-        self.shares_calls = shares_calls
+        self.can_batch_callers = can_batch_callers
         self.is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
         usual = str(getattr(function, "__qualname__", type(function).__name__))
         # Functions of one name are many: all lambdas, and a function before and after it was edited.

@@ -160,7 +160,7 @@ class HttpScorer(RemoteScorer):
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise self._requests.failed(
                 f"A {self.kind} server answers with a JSON list of numbers{_fields(self._dialect)}; {self.url} "
-                f"answered {self._requests.in_words(response)} Is the kind right?{where(batch)}"
+                f"answered {self._requests.summary(response)} Is the kind right?{where(batch)}"
             ) from error
         if sorted(index for index, _ in answers) != list(range(len(batch))):
             lost = next((f"; none for text {at}" for at in range(len(batch)) if at not in scores), "")

@@ -143,12 +143,12 @@ class Requests:
         except httpx2.RequestError as error:
             raise _NoAnswer(f"{url} broke off: {type(error).__name__}: {error}.") from error
         if response.is_success and content and _breaks_off(response):
-            raise _NoAnswer(f"{url} answered JSON that breaks off: {self.in_words(response)}")
+            raise _NoAnswer(f"{url} answered JSON that breaks off: {self.summary(response)}")
         if response.status_code < 500 and response.status_code not in _TRY_AGAIN:
             return response
         wait = _retry_after(response)
         asks = f" It asks to wait for {wait:.0f} s." if wait and wait > _LONGEST_WAIT else ""
-        raise _NoAnswer(f"{url} answered {self.in_words(response)}{asks}", wait)
+        raise _NoAnswer(f"{url} answered {self.summary(response)}{asks}", wait)
 
     async def _read(self, coming: Any) -> bytes:
         """The bytes of an answer, of which a few may unpack to more than the memory holds."""
@@ -192,10 +192,10 @@ class Requests:
         advice = {401: not_accepted, 403: not_accepted, 404: not_there, 405: not_there, 413: too_large}
         if place := response.headers.get("location"):
             where = f" It points to {place}: give that address.{where}"
-        says = f"{self.in_words(response)}{advice.get(response.status_code, '')}"
+        says = f"{self.summary(response)}{advice.get(response.status_code, '')}"
         return self.failed(f"{response.request.url} answered {says}{where}")
 
-    def in_words(self, response: Any) -> str:
+    def summary(self, response: Any) -> str:
         """Its status and the beginning of its text."""
         # The key is hidden before the text is cut, which might leave half of it.
         text = " ".join(self.without_key(response.text).split())

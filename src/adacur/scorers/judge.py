@@ -169,7 +169,7 @@ class JudgeScorer(RemoteScorer):
         except (LookupError, TypeError, ValueError) as error:
             raise self._requests.failed(
                 f"A language model answers with a JSON object that has one of 'choices' per prompt; {self.url} "
-                f"answered {self._requests.in_words(response)} Is this the address of one?{where(batch)}"
+                f"answered {self._requests.summary(response)} Is this the address of one?{where(batch)}"
             ) from error
         return [self._read(choices[at], where([pair])) for at, pair in enumerate(batch)]
 

@@ -22,7 +22,7 @@ class MatrixScorer:
     Records may be given as bare ids. The floating type of `scores` is kept; whole numbers become float64.
     """
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(
         self,

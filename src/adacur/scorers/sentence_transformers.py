@@ -37,7 +37,7 @@ class SentenceTransformersScorer(Closing):
     in float32 on `device`; an object keeps its dtype, device and limit of tokens, and outlives `close`.
     """
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from adacur.arrays import FloatArray
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Scorer
 from adacur.records import Pair
-from adacur.scorers.wrapping import Wrapping, shares_calls
+from adacur.scorers.wrapping import Wrapping, can_batch_callers
 from adacur.scores import check_scores, joined_pairs, scores_of
 
 _PAIRS_PER_CALL = 1024
@@ -36,7 +36,7 @@ class SharedBatches(Wrapping):
     not wrap a scorer that charges. A model that pads its batches may round differently in another batch.
     """
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
         if max_pairs < 1:
@@ -129,7 +129,7 @@ def shared_batches(scorer: Scorer) -> SharedBatches:
         queue = _queues.get(id(scorer))
         if queue is None:
             queue = _queues[id(scorer)] = SharedBatches(
-                scorer, max_pairs=_PAIRS_PER_CALL if shares_calls(scorer) else 1
+                scorer, max_pairs=_PAIRS_PER_CALL if can_batch_callers(scorer) else 1
             )
         return queue
 

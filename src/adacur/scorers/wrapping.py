@@ -31,9 +31,9 @@ class Wrapping(Closing):
         return self.scorer.card
 
     @property
-    def shares_calls(self) -> bool:
+    def can_batch_callers(self) -> bool:
         """Whether callers may share a call."""
-        return shares_calls(self.scorer)
+        return can_batch_callers(self.scorer)
 
     def close(self) -> None:
         """Close the scorer, if it can be closed."""
@@ -41,13 +41,13 @@ class Wrapping(Closing):
             close()
 
 
-def shares_calls(scorer: Scorer) -> bool:
+def can_batch_callers(scorer: Scorer) -> bool:
     """Whether callers may share a call of this scorer, as it says itself.
 
     True of models in this process, where a pair that is sent again after another caller's failure costs only time. A
     function, a service or an object may charge for it.
     """
-    return bool(getattr(scorer, "shares_calls", False))
+    return bool(getattr(scorer, "can_batch_callers", False))
 
 
 def runs_side_by_side(scorer: Scorer) -> bool:

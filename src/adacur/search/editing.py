@@ -49,7 +49,7 @@ class Change:
 
 
 @contextlib.contextmanager
-def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> Iterator[Edit]:
+def edit_index(index: AnchorIndex, *, executor: On = None, progress: bool = True) -> Iterator[Edit]:
     """Lock an index against other writers while it is changed; at the end it moves on to the new version.
 
     New scores are paid for where a change is requested, and stored at once: after an interruption or an error the
@@ -62,8 +62,8 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
     if index.learning is not None:
         # A refresh in the background is a writer too, but not one to report to a user.
         index.learning.wait()
-    with updating(path, on=on, progress=progress) as update:
-        edit = Edit(index, update, on=on, progress=progress)
+    with updating(path, executor=executor, progress=progress) as update:
+        edit = Edit(index, update, executor=executor, progress=progress)
         try:
             yield edit
             folder = edit._finish()
@@ -79,10 +79,10 @@ def edit_index(index: AnchorIndex, *, on: On = None, progress: bool = True) -> I
 class Edit:
     """The changes of an index that are made together; `change` describes the result after the `with` block."""
 
-    def __init__(self, index: AnchorIndex, update: Update, *, on: On, progress: bool) -> None:
+    def __init__(self, index: AnchorIndex, update: Update, *, executor: On, progress: bool) -> None:
         self._index = index
         self._update = update
-        self._on = on
+        self._executor = executor
         self._progress = progress
         self._is_over = False
         self._scorer: Scorer | None = None
@@ -178,7 +178,7 @@ class Edit:
     def _opened_scorer(self) -> Scorer:
         """The scorer of the index, recognised once; called last, when all else has been checked."""
         if self._scorer is None:
-            self._scorer, calls = _recognised_scorer(self._index, self._update.current, self._on)
+            self._scorer, calls = _recognised_scorer(self._index, self._update.current, self._executor)
             self._update.recognising += calls
         return self._scorer
 
@@ -244,10 +244,10 @@ def _move(index: AnchorIndex, folder: IndexFolder) -> None:
             index._scorer = functools.partial(index.reopen.scorer, folder)
 
 
-def _recognised_scorer(index: AnchorIndex, version: IndexFolder, on: On) -> tuple[Scorer, int]:
+def _recognised_scorer(index: AnchorIndex, version: IndexFolder, executor: On) -> tuple[Scorer, int]:
     """The scorer, recognised as the one that built the index, and the number of calls that took."""
     was_open = isinstance(index._scorer, Scorer)
-    check_workers(on, index.scorer)
+    check_workers(executor, index.scorer)
     drifts = [None if was_open else index.drift]
     if not index.recognised:
         drifts.append(check_scorer(version, index.scorer))

@@ -205,15 +205,15 @@ class AnchorIndex:
         explanations: list[Any] = named(EXPLAIN)(self.snapshot, hits)
         return explanations
 
-    def edit(self, *, on: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
+    def edit(self, *, executor: On = None, progress: bool = True) -> AbstractContextManager[Edit]:
         """Change the index: `with index.edit() as edit:`, then edit.add, replace, remove, add_anchors and the like.
 
         At the end of the block all changes become one new version of the folder, and this index moves on to it.
         Searches under way, and others that have the folder open, stay on theirs. An error in the block changes nothing.
 
-        - `on`: where new pairs are scored, as for `adacur.build`; `progress`: show bars.
+        - `executor`: where new pairs are scored, as for `adacur.build`; `progress`: show bars.
         """
-        return edit_index(self, on=on, progress=progress)
+        return edit_index(self, executor=executor, progress=progress)
 
     def close(self) -> None:
         """Close the scorer, and refuse searches from now on; those under way end with an error.

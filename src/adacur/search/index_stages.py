@@ -135,9 +135,9 @@ def update_first_stages(
 
 
 def open_first_stages(
-    path: Path, *, encoder: Any = None, trust: bool = False
+    path: Path, *, encoder: Any = None, allow_code: bool = False
 ) -> Mapping[str, Callable[[], FirstStage]]:
-    """How to open each first stage of an index folder; `trust` lets it name an encoder that needs consent."""
+    """How to open each first stage of an index folder; `allow_code` lets it name an encoder that needs consent."""
     folders = first_stage_folders(path)
     former = [folder.name for folder in folders if folder.name in _FORMER and folder.name not in FIRST_STAGES]
     if former:
@@ -148,7 +148,7 @@ def open_first_stages(
             stacklevel=2,
         )
     return {
-        folder.name: functools.partial(load_first_stage, folder, encoder=encoder, trust=trust)
+        folder.name: functools.partial(load_first_stage, folder, encoder=encoder, allow_code=allow_code)
         for folder in folders
         if folder.name not in former
     }

@@ -32,7 +32,7 @@ def load(
     device: str | None = None,
     log: str | Path | SearchWatcher | None = None,
     learn_every: int | None = None,
-    trust: bool = False,
+    allow_code: bool = False,
     exact: bool = True,
 ) -> AnchorIndex:
     """Open an index folder, or the index that ships with adacur: "wikivital", 10,033 Wikipedia articles.
@@ -42,7 +42,7 @@ def load(
     - `scorer`: the scorer that built the index, or its name. By default the one named in the manifest is opened when a
       search first needs it: a model of the catalogue, of the hub or in a folder of yours. Another model is refused,
       another backend of the same one is accepted with a `DriftWarning` that gives the measured difference;
-    - `trust`: also open a function or a service that the manifest names; else that is refused (`NotTrusted`), since
+    - `allow_code`: open a function or a service that the manifest names; else that is refused (`NotTrusted`), since
       the folder may come from anyone;
     - `check`: recognise a scorer whose weights differ or cannot be compared, for 32 calls;
     - `encoder`: replaces that of the dense first stage;
@@ -77,7 +77,7 @@ def load(
         check=check,
         device=device,
         log=search_log,
-        trust=trust,
+        allow_code=allow_code,
     )
     if learn_every is not None:
         index.learn(learn_every)
@@ -94,17 +94,17 @@ def open_folder(
     built: bool = False,
     log: SearchWatcher | None = None,
     drift: Drift | None = None,
-    trust: bool = False,
+    allow_code: bool = False,
 ) -> AnchorIndex:
     """An index on an opened folder; `built` says that the scorer is the one that built it."""
     if scorer is not None and check:
         drift = check_scorer(folder, scorer)
 
     def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
-        return _named_scorer(version, check=check, trust=trust)
+        return _named_scorer(version, check=check, allow_code=allow_code)
 
     def first_stages(version: IndexFolder) -> Mapping[str, Callable[[], FirstStage]]:
-        return open_first_stages(version.home, encoder=encoder, trust=trust)
+        return open_first_stages(version.home, encoder=encoder, allow_code=allow_code)
 
     return AnchorIndex(
         folder,
@@ -136,7 +136,7 @@ def _as_built(card: ScorerCard, source: object) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Scorer, Drift | None]:
+def _named_scorer(folder: IndexFolder, *, check: bool, allow_code: bool) -> tuple[Scorer, Drift | None]:
     card = folder.manifest.scorer
     if card is None or (card.source is None and card.name not in names()):
         raise InputError(
@@ -148,7 +148,7 @@ def _named_scorer(folder: IndexFolder, *, check: bool, trust: bool) -> tuple[Sco
     options = {} if card.backend == "http" else limit | _as_built(card, card.source)
     source = card.name if card.source is None else card.source
     if source not in names():
-        check_consent(source, what="scorer", folder=folder.path, trust=trust)
+        check_consent(source, what="scorer", folder=folder.path, allow_code=allow_code)
     try:
         # The path may be of another machine; a name of the catalogue can be fetched anywhere.
         if card.name in names() and Path(source).is_absolute() and not Path(source).exists():

@@ -67,7 +67,7 @@ def plan_search(
         # No budget is too small for it, and no scorer is opened.
         budget, scorer, fuse = max(k, USUAL_CALLS), NO_SCORER, fuse or 0.0
     if budget is None:
-        budget = len(index) if is_exact else snapshot.usual_calls(k, method=chosen.name)
+        budget = len(index) if is_exact else snapshot.default_budget(k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not is_exact else ()
     spend = Budget.of(budget)
     asked: dict[str, Any] = {"pool": start.pool, "first": start.stage is not None and not fuse, "tokens": spend.tokens}
@@ -122,7 +122,7 @@ def _calls(spending: Spending | None, snapshot: Snapshot, k: int) -> tuple[int, 
     if not snapshot.in_memory:
         raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
     items = snapshot.anchors.items
-    expected, cheapest = spending.usual_calls(Query("expected", _USUAL_QUERY), items, len(items))
+    expected, cheapest = spending.default_budget(Query("expected", _USUAL_QUERY), items, len(items))
     # Where the price is per search, one unit may pay for a hundred items.
     limits = (spending.tokens, None if spending.counts_requests else spending.units)
     if (most := min((n for n in limits if n is not None), default=k)) < k:

@@ -60,7 +60,7 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
                     pass
             return joined.so_far() if given_up.is_set() else joined.hits()
 
-    if len(queries) < _WORTH_HALVING or not getattr(plan.scorer, "works_aside", False):
+    if len(queries) < _WORTH_HALVING or not getattr(plan.scorer, "runs_on_device", False):
         return answers(queries)
     # While one half's pairs are scored elsewhere, this processor chooses the other half's.
     half = len(queries) // 2

@@ -26,7 +26,7 @@ from adacur.model.shared_posteriors import compute_together
 from adacur.protocols import Scorer
 from adacur.records import Pair, Query
 from adacur.results import Hits
-from adacur.scorers.wrapping import Wrapping, runs_side_by_side, shares_calls
+from adacur.scorers.wrapping import Wrapping, can_batch_callers, runs_side_by_side
 from adacur.scores import failure_of, joined_pairs, score_pairs
 from adacur.search import rounds
 from adacur.search.plan import Plan
@@ -107,7 +107,7 @@ class SharedLoop:
 
     A call holds pairs of all searches that wait when the last call ends; `Sharing` says how many of each. When such a
     call fails, the pairs of each search are sent again on their own, so that only the search at fault sees the error.
-    No budget counts that, so a scorer that may charge for it is called for one search at a time (`shares_calls`).
+    No budget counts that, so a scorer that may charge for it is called for one search at a time (`can_batch_callers`).
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -119,7 +119,7 @@ class SharedLoop:
         self._changed = threading.Condition()
         self._ready: list[_Stepped] = []
         self._n_computing = 0
-        if shares_calls(self.scorer):
+        if can_batch_callers(self.scorer):
             self._sharing = Sharing(pairs=_PAIRS_PER_CALL, seconds=_SECONDS_PER_CALL)
         else:
             # A function or service may charge by the call: only deadlines make it smaller than a round.
@@ -371,7 +371,7 @@ _Scored = tuple[_Stepped, FloatArray | None]
 
 def loop_of(scorer: Scorer) -> SharedLoop:
     """The loop of all searches that are awaited with this scorer, or with others around it."""
-    while isinstance(scorer, Wrapping) and shares_calls(scorer.scorer) == shares_calls(scorer):
+    while isinstance(scorer, Wrapping) and can_batch_callers(scorer.scorer) == can_batch_callers(scorer):
         scorer = scorer.scorer
     with _loops_lock:
         # A loop keeps its scorer alive, so no other object can have the same id meanwhile.

@@ -310,7 +310,7 @@ class Snapshot:
         near = (tuning.first_of(method) for tuning in self._near(k, budget))
         return next((first for first in near if first is not None and self._has(first)), self.default_first)
 
-    def usual_calls(self, k: int, *, method: str) -> int:
+    def default_budget(self, k: int, *, method: str) -> int:
         """The budget of a search that names none: the one that judgements chose for about this k, at most the usual.
 
         A folder may come from anybody: it can lower the cost of a search, and not raise it.

@@ -73,7 +73,7 @@ class Spending:
         """The units that one call with pairs of so many tokens is charged."""
         return 0 if self.price is None else units_of(self.price, self.scorer, tokens)
 
-    def usual_calls(self, query: Query, items: Items, n: int) -> tuple[int, int]:
+    def default_budget(self, query: Query, items: Items, n: int) -> tuple[int, int]:
         """About how many calls of a query the limits pay for: by a sample of items, and by the shortest of these."""
         positions = np.linspace(0, len(items) - 1, min(_PRICED_BEFOREHAND, len(items)))
         some = items.at(np.unique(positions.astype(int)).tolist())

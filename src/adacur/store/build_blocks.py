@@ -39,14 +39,14 @@ from adacur.store.estimate import (
     count_cut,
     estimate,
 )
-from adacur.store.executor import Engine, InThisProcess, WorkersLost
+from adacur.store.executor import Executor, InThisProcess, WorkersLost
 from adacur.store.folder import IndexFolder, is_finished
 from adacur.store.items import StoredItems
 from adacur.store.manifest import Manifest, Origin, read_manifest, write_manifest
 from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.store.progress import Progress, ProgressReports
 from adacur.store.source import Source, begun, check_same, comparable
-from adacur.store.workers import On, check_workers, connected_to, engine_for
+from adacur.store.workers import On, check_workers, connected_to, executor_for
 from adacur.store.writing import (
     LOCK,
     check_no_links,
@@ -86,8 +86,8 @@ class _Scored:
 
 
 _ScoreBlock = Callable[[_Block], _Scored]
-_ChooseEngine = Callable[[int], Engine[_Block, _Scored]]
-"""From the number of blocks that are left to the engine that scores them."""
+_ChooseExecutor = Callable[[int], Executor[_Block, _Scored]]
+"""From the number of blocks that are left to the executor that scores them."""
 
 
 def build_scores(
@@ -100,7 +100,7 @@ def build_scores(
     block_items: int | None = None,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
-    on: On = None,
+    executor: On = None,
     origin: Origin | None = None,
 ) -> IndexFolder:
     """Score every item against every anchor query into a folder; the same call again continues a stopped build.
@@ -112,20 +112,20 @@ def build_scores(
     - block_items: items between two save points, by default about 20 s of work; finding that out costs up to half a
       percent more scorer calls, or none for builds of up to 20,000 pairs.
     - progress: called after each block, in the thread that writes them.
-    - on: None for this process, or `Ray(…)`. Its workers send scores back, and only this process writes to `path`.
+    - executor: None for this process, or `Ray(…)`. Workers send scores back, and only this process writes to `path`.
     - origin: the fields of its file, remembered in the manifest.
     """
     folder = folder_at(path)
     check_dtype(dtype)
     if block_items is not None and block_items < 1:
         raise InputError(f"block_items must be at least 1; got {block_items}.")
-    check_workers(on, scorer)
+    check_workers(executor, scorer)
     anchors = () if anchor_queries is None else distinct_anchors(as_queries(anchor_queries))
     reports = ProgressReports(progress)
 
-    def choose_engine(blocks_left: int) -> Engine[_Block, _Scored]:
-        return engine_for(
-            on,
+    def choose_executor(blocks_left: int) -> Executor[_Block, _Scored]:
+        return executor_for(
+            executor,
             scorer,
             here=_scoring(scorer, anchors=anchors, dtype=dtype),
             elsewhere=functools.partial(_scoring_elsewhere, card=scorer.card, anchors=anchors, dtype=dtype),
@@ -139,20 +139,20 @@ def build_scores(
         if block_items is None and pairs > _SMALL_BUILD:
             sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
             limits: dict[str, Any] = {"seconds": 1.0, "most_calls": pairs // 200}
-            cost = estimate(sample, anchors, scorer=scorer, **size, dtype=dtype, seed=seed, **limits, on=on)
+            cost = estimate(sample, anchors, scorer=scorer, **size, dtype=dtype, seed=seed, **limits, executor=executor)
         reports.timed = cost.calls_used
         if anchors:
-            _log.info("%s", cost.in_words())
+            _log.info("%s", cost.summary())
         if block_items or not cost.calls_used:
             return block_items or blocks_of_small_build(n_items)
         return block_items_for(cost.pairs_per_second, **size, dtype=dtype, workers=cost.workers)
 
     # A cluster takes seconds to start, and a finished index has no use for it.
-    with contextlib.nullcontext() if is_finished(folder) else connected_to(on):
+    with contextlib.nullcontext() if is_finished(folder) else connected_to(executor):
         _build(
             folder,
             Source(items, anchors, card=scorer.card, dtype=dtype, seed=seed, origin=origin),
-            choose_engine=choose_engine,
+            choose_executor=choose_executor,
             choose_block_items=choose_block_items,
             scorer=scorer,
             reports=reports,
@@ -224,7 +224,7 @@ def save_rows(
         _build(
             unfinished,
             Source(items, queries, card=card, dtype=dtype, check=lambda item: None),
-            choose_engine=lambda *_: InThisProcess(look_up),
+            choose_executor=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda _: block_items,
             reports=ProgressReports(None),
         )
@@ -235,7 +235,7 @@ def _build(
     folder: Path,
     source: Source,
     *,
-    choose_engine: _ChooseEngine,
+    choose_executor: _ChooseExecutor,
     choose_block_items: Callable[[int], int],
     reports: ProgressReports,
     scorer: Scorer | None = None,
@@ -246,7 +246,7 @@ def _build(
     if manifest is not None and manifest.status == "complete":
         check_same(folder, manifest, source)
         return
-    with locked(folder) as created, full_disk_reported(folder, reports.in_words):
+    with locked(folder) as created, full_disk_reported(folder, reports.summary):
         # Another process may have begun, or finished, before this one got the lock.
         manifest = begun(folder)
         if manifest is None:
@@ -261,7 +261,7 @@ def _build(
             # A name proves little where there are no weights to compare.
             if scorer is not None and not same_scorer(manifest.scorer, scorer.card):
                 reports.drift = _recognise(blocks, connection, source.anchors, scorer)
-            _score_blocks(blocks, connection, choose_engine=choose_engine, reports=reports)
+            _score_blocks(blocks, connection, choose_executor=choose_executor, reports=reports)
             _finish(blocks, connection)
 
 
@@ -348,7 +348,7 @@ def _scoring_elsewhere(
 
 
 def _score_blocks(
-    blocks: ScoreBlocks, connection: sqlite3.Connection, *, choose_engine: _ChooseEngine, reports: ProgressReports
+    blocks: ScoreBlocks, connection: sqlite3.Connection, *, choose_executor: _ChooseExecutor, reports: ProgressReports
 ) -> None:
     """Read the next block and write the last one while a block is scored.
 
@@ -363,19 +363,19 @@ def _score_blocks(
     reports.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
     if not left:
         return
-    engine = choose_engine(len(left))
+    executor = choose_executor(len(left))
 
     def store(block: int, scored: _Scored) -> None:
         blocks.write(block, scored.values)
         # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
         record = (block, digest_scores(scored.values), scored.values.size, scored.seconds)
         connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", record)
-        reports.add(blocks=1, pairs=scored.values.size, workers=engine.workers)
+        reports.add(blocks=1, pairs=scored.values.size, workers=executor.workers)
 
-    # However this ends, the engine is stopped first and what was scored is then still written.
+    # However this ends, the executor is stopped first and what was scored is then still written.
     with (
         ThreadPoolExecutor(1, thread_name_prefix="adacur-write") as writer,
-        contextlib.closing(engine.run(_read_blocks(blocks, left))) as scoring,
+        contextlib.closing(executor.run(_read_blocks(blocks, left))) as scoring,
     ):
         writing: Future[None] | None = None
         try:

@@ -123,7 +123,7 @@ def _write(features: Features, folder: Path, *, settings: dict[str, Any]) -> Non
     arrays = {
         "scale_scores": features.scale.scores,
         "scale_rarities": features.scale.rarities,
-        "trust": features.precisions,
+        "precisions": features.precisions,
         "anchor_vectors": features.anchor_vectors,
         "centre": factors.centre,
         "mixing": factors.mixing,
@@ -160,7 +160,7 @@ def _read(folder: Path, settings: dict[str, Any], anchors: AnchorScores) -> Feat
         means=array("means", mapped=True),
         factors=ItemFactors(parts, centre, mixing=mixing, leading=bool(settings["leading"])),
         anchor_vectors=optional("anchor_vectors"),
-        precisions=array("trust"),
+        precisions=array("precisions"),
         variance=numbers["variance"],
         embedding_variance=numbers["embedding_variance"],
         keys=array("keys", mapped=True),

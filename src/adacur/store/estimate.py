@@ -71,7 +71,7 @@ class Estimate:
     cost: Money | None = None
     price: Price | None = None
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """One sentence: what is scored, in what time and space."""
         anchors = "1 anchor query" if self.n_anchors == 1 else f"{self.n_anchors:,} anchor queries"
         if not self.pairs:
@@ -135,24 +135,24 @@ def estimate(
     seed: int = 0,
     seconds: float = _SECONDS,
     most_calls: int | None = None,
-    on: On = None,
+    executor: On = None,
     price: Price | str | None = None,
 ) -> Estimate:
     """Time, space, tokens and money of an index, from a few seconds of scoring a sample.
 
     - encode: encoders of first stages; all items and anchor queries go through each, and a few items are timed.
     - seconds, most_calls: limits of the timing.
-    - on: where the build is to run; the scorer is timed here, and other machines are taken to be like this one.
+    - executor: where the build is to run; the scorer is timed here, and other machines are taken to be like this one.
     - price: what the scorer costs; by default as `price_of` knows it.
     """
-    check_workers(on, scorer)
+    check_workers(executor, scorer)
     pairs = n_items * n_anchors
     texts = n_items + n_anchors
     encoding = sum((time_encoder(items_sample, one, seed=seed).times(texts) for one in encode), np.zeros(3))
     timing, workers, faster = Pace(np.inf, np.inf, np.inf), 1, 1.0
     if pairs:
-        with connected_to(on):
-            workers, faster = workers_and_speed(on, scorer)
+        with connected_to(executor):
+            workers, faster = workers_and_speed(executor, scorer)
         limits: dict[str, Any] = {"seconds": seconds, "most_calls": most_calls}
         timing = time_scorer(items_sample, queries_sample, scorer=scorer, seed=seed, **limits)
     known = price_of(scorer) if price is None else Price.of(price)

@@ -1,4 +1,4 @@
-"""The shape of an engine, and the one that works in this process."""
+"""The shape of an executor of blocks, and the one that works in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WorkersLost(RuntimeError):
     """The processes that should do the work keep dying without raising an error."""
 
 
-class Engine(Protocol[Task, Result]):
+class Executor(Protocol[Task, Result]):
     """Runs tasks somewhere, each of them to one result."""
 
     @property
@@ -47,9 +47,9 @@ class Cluster(Protocol):
         """How many workers of this size it holds."""
         ...
 
-    def engine(
+    def executor_of(
         self, opener: Callable[[], Callable[[Any], Any]], *, at_most: int, cpus: int, gpus: int
-    ) -> Engine[Any, Any]:
+    ) -> Executor[Any, Any]:
         """Runs tasks by what `opener` makes there, with at most so many workers."""
         ...
 

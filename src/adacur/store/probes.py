@@ -49,7 +49,7 @@ class Drift:
         """Whether this is near enough to search with the scores of the index."""
         return self.same or (self.correlation >= _MIN_CORRELATION and self.rms_over_std <= _MAX_RMS)
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """The numbers in one clause."""
         return (
             f"over {self.n_probes} remembered pairs, correlation {self.correlation:.4f}, mean difference "
@@ -117,7 +117,7 @@ def check_scorer(folder: IndexFolder, scorer: Scorer, *, warn: bool = True) -> D
     if warn and not drift.same:
         warnings.warn(
             f"Scorer {_named(given)} is close to, but not the same as, {_named(built)} that built {folder.path}: "
-            f"{drift.in_words()}.",
+            f"{drift.summary()}.",
             DriftWarning,
             stacklevel=2,
         )
@@ -133,7 +133,7 @@ def compare_scores(
         return drift
     raise WrongScorer(
         f"Scorer {_named(scorer.card)} is not the one that built {where}, which was {_named(manifest.scorer)}: "
-        f"{drift.in_words()} (needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Use the scorer "
+        f"{drift.summary()} (needed: correlation at least {_MIN_CORRELATION}, rms at most {_MAX_RMS}). Use the scorer "
         "that built it, or build another index with this one."
     )
 

@@ -70,7 +70,7 @@ class ProgressReports:
         if self._progress is not None:
             self._progress(self.now)
 
-    def in_words(self) -> str:
+    def summary(self) -> str:
         """What is safe."""
         now = self.now
         return f"{now.blocks_done} of {now.blocks} blocks are safely stored" if now.blocks else "nothing is stored"

@@ -58,10 +58,10 @@ their names."""
 
 
 @contextlib.contextmanager
-def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iterator[Update]:
+def updating(path: str | Path, *, executor: On = None, progress: bool = False) -> Iterator[Update]:
     """Hold an index against other writers and begin a change of it; what a crash left behind is removed first.
 
-    - on: where new pairs are scored.
+    - executor: where new pairs are scored.
     - progress: show bars.
     """
     index = folder_at(path)
@@ -69,7 +69,7 @@ def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iter
     IndexFolder.open(index).release()
     with locked(index):
         prune_locked(index)
-        update = Update(IndexFolder.open(index), on=on, progress=progress)
+        update = Update(IndexFolder.open(index), executor=executor, progress=progress)
         safe = "the index is as it was, and scores that were paid for are stored"
         try:
             with full_disk_reported(index, lambda: safe, what="change"):
@@ -82,9 +82,9 @@ def updating(path: str | Path, *, on: On = None, progress: bool = False) -> Iter
 class Update:
     """A new version that is being made, by any number of changes; readers see nothing of it before `switch`."""
 
-    def __init__(self, current: IndexFolder, *, on: On = None, progress: bool = False) -> None:
+    def __init__(self, current: IndexFolder, *, executor: On = None, progress: bool = False) -> None:
         self._current = current
-        self._on = on
+        self._executor = executor
         self._progress = progress
         self._index = current.path
         self._parts = list(current.parts) or [Part.whole(current.path, ".")]
@@ -377,7 +377,7 @@ class Update:
             )
         )[:16]
         path = f"{PARTS}/{name}"
-        options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "on": self._on}
+        options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "executor": self._executor}
         with ScoringBar(self._progress) as bar:
             try:
                 part = build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)

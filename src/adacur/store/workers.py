@@ -1,4 +1,4 @@
-"""Where the blocks of a build are scored: `on` is None for this process, or `Ray(…)`."""
+"""Where the blocks of a build are scored: `executor` is None for this process, or `Ray(…)`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import MovableScorer, Reopening, Scorer, ScorerCard
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.scorers.cached import past_cache
-from adacur.store.executor import Cluster, Engine, InThisProcess
+from adacur.store.executor import Cluster, Executor, InThisProcess
 
 On = Cluster | None
 _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError)
@@ -21,47 +21,47 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def connected_to(on: On) -> contextlib.AbstractContextManager[None]:
+def connected_to(executor: On) -> contextlib.AbstractContextManager[None]:
     """A connection to the cluster that is used, if one is."""
-    return contextlib.nullcontext() if on is None else on.connected()
+    return contextlib.nullcontext() if executor is None else executor.connected()
 
 
-def check_workers(on: On, scorer: Scorer) -> None:
+def check_workers(executor: On, scorer: Scorer) -> None:
     """Refuse a scorer that cannot work in several processes where it should."""
-    if not isinstance(on, Cluster | None):
-        raise InputError(f"on must be None, for this process, or Ray(…), e.g. Ray(workers=4); got {on!r}.")
-    if on is not None and past_cache(scorer) is not scorer:
+    if not isinstance(executor, Cluster | None):
+        raise InputError(f"executor must be None, for this process, or Ray(…), e.g. Ray(workers=4); got {executor!r}.")
+    if executor is not None and past_cache(scorer) is not scorer:
         raise InputError(
             "A score cache is a file that one process writes. Leave the cache out, or score in this process: without "
-            "on=… (--workers, --ray)."
+            "executor=… (--workers, --ray)."
         )
 
 
-def workers_and_speed(on: On, scorer: Scorer) -> tuple[int, float]:
+def workers_and_speed(executor: On, scorer: Scorer) -> tuple[int, float]:
     """How many score at the same time, as far as is known now, and their pace as a multiple of the scorer's here."""
-    if on is None:
+    if executor is None:
         return 1, 1.0
     needs = next(_reopenings(scorer))
-    workers = on.workers or max(1, on.capacity(cpus=needs.cpus, gpus=needs.gpus))
+    workers = executor.workers or max(1, executor.capacity(cpus=needs.cpus, gpus=needs.gpus))
     return workers, workers * needs.share
 
 
-def engine_for(
-    on: On,
+def executor_for(
+    executor: On,
     scorer: Scorer,
     *,
     here: Callable[[Task], Result],
     elsewhere: Callable[[Callable[[], Scorer]], Callable[[Task], Result]],
     blocks_left: int,
-) -> Engine[Task, Result]:
-    """The engine that scores what is left: by `here`, or by what `elsewhere` makes there of an opener of the scorer."""
-    if on is None:
+) -> Executor[Task, Result]:
+    """The executor that scores what is left: by `here`, or by what `elsewhere` makes of an opener of the scorer."""
+    if executor is None:
         return InThisProcess(here)
     errors: list[Exception] = []
     for way in _reopenings(scorer):
         try:
             opener = functools.partial(elsewhere, way.open)
-            return on.engine(opener, at_most=blocks_left, cpus=way.cpus, gpus=way.gpus)
+            return executor.executor_of(opener, at_most=blocks_left, cpus=way.cpus, gpus=way.gpus)
         except _UNPICKLABLE as error:
             errors.append(error)
     raise ScorerFailed(

@@ -223,7 +223,7 @@ def test_a_downloaded_artifact_does_not_choose_the_function_that_is_called(
         with pytest.raises(NotTrusted, match=r"'tests\.living_world:score'"):
             opened(TOPICS)
     assert len(pt.Artifact.from_url(f"{url}/index.tar.lz4", scorer=score, k=1, budget=5)(TOPICS)) == 3
-    assert len(pt.Artifact.load(str(tmp_path / "i.adacur"), trust=True, k=1, budget=5)(TOPICS)) == 3
+    assert len(pt.Artifact.load(str(tmp_path / "i.adacur"), allow_code=True, k=1, budget=5)(TOPICS)) == 3
 
 
 def test_an_index_in_memory_searches_too() -> None:

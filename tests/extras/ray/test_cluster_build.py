@@ -91,7 +91,7 @@ def test_a_cluster_writes_what_one_process_writes_and_a_worker_that_is_killed_co
 ) -> None:
     seen, log = [], tmp_path / "log"
     scorer = logged(log, nap=0.01, trouble="killed")
-    assert_equal(build(tmp_path / "index", scorer, on=Ray(), progress=seen.append).path, local)
+    assert_equal(build(tmp_path / "index", scorer, executor=Ray(), progress=seen.append).path, local)
     times = Counter(block for _, block in begun(log))
     assert sorted(times) == list(range(N_BLOCKS))
     assert {block for block, n in times.items() if n > 1} == {5}
@@ -143,7 +143,7 @@ def test_a_scorer_of_another_name_in_a_worker_is_refused(ray_cluster, tmp_path) 
             return Reopening(other)
 
     with pytest.raises(ScorerFailed, match="must be alike"):
-        build(tmp_path / "index", Renamed(), on=Ray())
+        build(tmp_path / "index", Renamed(), executor=Ray())
 
 
 def test_a_score_that_is_not_a_number_is_named_and_finished_blocks_are_kept(ray_cluster, tmp_path, local) -> None:
@@ -153,7 +153,7 @@ def test_a_score_that_is_not_a_number_is_named_and_finished_blocks_are_kept(ray_
         ]
 
     with pytest.raises(NonFiniteScore, match="item 'i103'"):
-        build(tmp_path / "index", FunctionScorer(with_nan, name="sines"), on=Ray(workers=1))
+        build(tmp_path / "index", FunctionScorer(with_nan, name="sines"), executor=Ray(workers=1))
     log = tmp_path / "log"
     assert_equal(build(tmp_path / "index", logged(log)).path, local)
     assert len(begun(log)) == N_BLOCKS - 5
@@ -182,17 +182,17 @@ def test_a_cache_and_a_scorer_that_cannot_travel_are_refused(ray_cluster, tmp_pa
         Cached(FunctionScorer(score, name="sines"), tmp_path / "cache") as cached,
         pytest.raises(InputError, match="Leave the cache out"),
     ):
-        build(tmp_path / "index", cached, on=Ray())
+        build(tmp_path / "index", cached, executor=Ray())
     lock = threading.Lock()
     bound = FunctionScorer(lambda pairs: score(pairs) if lock else [], name="sines")
     with pytest.raises(ScorerFailed, match=r"does not pickle.*top of a module"):
-        build(tmp_path / "index", bound, on=Ray())
+        build(tmp_path / "index", bound, executor=Ray())
 
 
 def test_an_estimate_counts_on_every_worker(ray_cluster) -> None:
     scorer = FunctionScorer(score, name="sines")
     sizes = {"n_items": 10_000, "n_anchors": 8, "most_calls": 1000}
-    cost = estimate(ITEMS, ANCHORS, scorer=scorer, on=Ray(), **sizes)
+    cost = estimate(ITEMS, ANCHORS, scorer=scorer, executor=Ray(), **sizes)
     assert cost.workers == capacity(cpus=1, gpus=0) >= 2
     assert cost.seconds == pytest.approx(80_000 / cost.pairs_per_second)
     assert workers_and_speed(Ray(workers=5), scorer) == (5, 5.0)

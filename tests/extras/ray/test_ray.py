@@ -80,7 +80,7 @@ def test_a_task_whose_worker_is_killed_is_done_by_another_and_ray_is_silent(tmp_
 
 def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) -> None:
     seen = []
-    engine = RayActors(functools.partial(open_work, tmp_path), on=Ray(workers=1))
+    engine = RayActors(functools.partial(open_work, tmp_path), executor=Ray(workers=1))
     with pytest.raises(WorkersLost, match="task"):
         seen.extend(task for task, _ in engine.run(["a", "die99", "b"]))
     assert seen == ["a"]
@@ -89,12 +89,12 @@ def test_a_task_that_kills_every_worker_ends_the_run_with_one_error(tmp_path) ->
 
 def test_a_worker_that_dies_while_it_opens_ends_the_run_with_one_error() -> None:
     with pytest.raises(WorkersLost, match="the 3rd time"):
-        list(RayActors(leave, on=Ray(workers=2)).run(["a"]))
+        list(RayActors(leave, executor=Ray(workers=2)).run(["a"]))
 
 
 def test_an_error_while_opening_is_the_error_of_the_run() -> None:
     with pytest.raises(MissingExtra, match="no model library") as caught:
-        list(RayActors(refuse, on=Ray(workers=1)).run(["a"]))
+        list(RayActors(refuse, executor=Ray(workers=1)).run(["a"]))
     assert caught.value.name == "model"
     assert "in refuse" in caught.value.__notes__[0]
 
@@ -107,7 +107,7 @@ def test_an_error_that_cannot_travel_comes_in_words() -> None:
         return fail
 
     with pytest.raises(RuntimeError) as caught:
-        list(RayActors(open_failing, on=Ray(workers=1)).run(["a"]))
+        list(RayActors(open_failing, executor=Ray(workers=1)).run(["a"]))
     assert str(caught.value) == "Unpicklable: one and two"
 
 
@@ -129,7 +129,7 @@ def test_work_from_a_module_that_the_workers_lack_is_refused_in_words(tmp_path, 
     monkeypatch.syspath_prepend(str(tmp_path))
     import only_here
 
-    engine = RayActors(only_here.open_it, on=Ray(workers=1))
+    engine = RayActors(only_here.open_it, executor=Ray(workers=1))
     (tmp_path / "only_here.py").unlink()
     with pytest.raises(WorkersLost, match="'only_here'"):
         list(engine.run([1]))
@@ -146,7 +146,7 @@ def test_work_may_be_a_closure_and_whoever_stops_early_leaves_no_actor_at_it() -
 
         return pid_or_sleep
 
-    results = RayActors(open_pid, on=Ray(workers=1)).run(["tell", "sleep"])
+    results = RayActors(open_pid, executor=Ray(workers=1)).run(["tell", "sleep"])
     _, pid = next(results)
     assert is_there(pid)
     results.close()

@@ -75,12 +75,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_shell_shows_relevance_and_the_verdict(folder: Path) -> None:
-    done = here("search", folder, "a comet near harbour", "-k", 3, "--budget", 20, "--trust")
+    done = here("search", folder, "a comet near harbour", "-k", 3, "--budget", 20, "--allow-code")
     assert done.code == 0, done
     assert "relevance" in done.out
     assert "share of anchor queries whose best item scores lower" in done.err
     none = here(
-        "search", folder, "a comet near harbour", "-k", 3, "--budget", 20, "--trust", "--min-score", 999, "--json"
+        "search", folder, "a comet near harbour", "-k", 3, "--budget", 20, "--allow-code", "--min-score", 999, "--json"
     )
     answer = json.loads(none.out)
     assert (answer["hits"], answer["verdict"], answer["calls"]) == ([], "nothing found", 20)
@@ -93,10 +93,10 @@ def test_tune_draws_the_curve_and_the_shell_spends_by_it(folder: Path) -> None:
     assert "auto" in tuned.out
     assert (folder / "relevance.json").exists()
     spent = here(
-        "search", folder, "a comet near harbour", "-k", 3, "--budget", 40, "--trust", "--effort", "auto", "--json"
+        "search", folder, "a comet near harbour", "-k", 3, "--budget", 40, "--allow-code", "--effort", "auto", "--json"
     )
     assert spent.code == 0, spent
     assert 3 <= json.loads(spent.out)["calls"] <= 40
-    refused = here("search", folder, "a comet", "-k", 3, "--budget", 40, "--trust", "--effort", "much")
+    refused = here("search", folder, "a comet", "-k", 3, "--budget", 40, "--allow-code", "--effort", "much")
     assert refused.code != 0
     assert "'auto'" in refused.err

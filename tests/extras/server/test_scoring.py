@@ -59,7 +59,7 @@ def counted(metrics: Metrics, name: str) -> float:
 async def test_plain_functions_share_calls_only_where_that_is_asked_for(wrap):
     for shared in (True, False):
         functions = Functions()
-        metrics = await asked_by_twenty(wrap(FunctionScorer(functions.plain, name="f", shares_calls=shared)))
+        metrics = await asked_by_twenty(wrap(FunctionScorer(functions.plain, name="f", can_batch_callers=shared)))
         assert counted(metrics, "f") == functions.calls
         assert functions.calls == 20 if not shared else functions.calls < 15
 
@@ -67,7 +67,7 @@ async def test_plain_functions_share_calls_only_where_that_is_asked_for(wrap):
 async def test_a_cache_in_front_shares_calls_too(tmp_path):
     functions = Functions()
     with Cached(
-        FunctionScorer(functions.plain, name="f", shares_calls=True), tmp_path / "scores.sqlite", key="k"
+        FunctionScorer(functions.plain, name="f", can_batch_callers=True), tmp_path / "scores.sqlite", key="k"
     ) as scorer:
         await asked_by_twenty(scorer)
         paid = functions.calls

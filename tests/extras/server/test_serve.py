@@ -659,7 +659,7 @@ def test_whatever_a_scorer_raises_the_server_goes_on_and_answers_the_request(sto
 
     scorer = TextScorer()
     scorer.score = raises  # type: ignore[method-assign]
-    scorer.shares_calls = kind == "shared"
+    scorer.can_batch_callers = kind == "shared"
     if kind == "awaited":
         scorer.ascore = awaited  # type: ignore[attr-defined]
     with serving(create_app({"w": world_index(scorer)})) as url, httpx.Client(base_url=url, timeout=20) as client:

@@ -47,12 +47,12 @@ def test_two_indexes_of_one_name_are_refused():
 def test_indexes_of_one_scorer_open_one_model_and_one_cache(folders, tmp_path):
     with pytest.raises(NotTrusted, match="scoring:named_lengths"):
         open_indexes(folders)
-    opened = open_indexes(folders, trust=True)
+    opened = open_indexes(folders, allow_code=True)
     assert list(opened) == ["one", "two"]
     assert opened["one"].scorer is opened["two"].scorer
     given = open_indexes(folders, scorer="tests.functional.scoring:named_lengths")
     assert given["one"].scorer is given["two"].scorer
-    cached = open_indexes(folders, trust=True, cache=tmp_path / "scores.sqlite")
+    cached = open_indexes(folders, allow_code=True, cache=tmp_path / "scores.sqlite")
     assert isinstance(cached["one"].scorer, adacur.Cached)
     assert cached["one"].scorer is cached["two"].scorer
 

@@ -17,7 +17,7 @@ from adacur.data import read_queries
 from adacur.errors import FileFormatError, InputError, ScorerFailed
 from adacur.first_stages import EncoderCard
 from adacur.records import Item, Query
-from adacur.replay import Trial, TrialPlan, material, measures, top_k_recall, try_collection
+from adacur.replay import Trial, TrialSizes, material, measures, top_k_recall, try_collection
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
@@ -108,7 +108,7 @@ def measured_world(
     read = read_material(tmp_path / "world", seed=seed)
     items, asked = write_world(tmp_path / "world")
     scorer = MatrixScorer(asked, items, scores)
-    plan = TrialPlan(
+    plan = TrialSizes(
         "world", N_ITEMS, N_ITEMS, len(read.queries), len(read.qrels), ("bm25",), 5, budget, grid, 0, 0, 0, 0, 0, 0
     )
     return measure(read, plan, scorer=scorer, first={"bm25": BM25.build(read.items)}, seconds=1e9, calls=calls)
@@ -165,11 +165,11 @@ def test_a_scorer_that_prefers_what_nobody_would_look_at_is_not_to_be_searched_d
 
 def test_the_answers_name_what_to_do(tmp_path: Path) -> None:
     write_world(tmp_path / "world")
-    plans: list[TrialPlan] = []
+    plans: list[TrialSizes] = []
     trial = tried(tmp_path, scorer=knowing(tmp_path), encoder=Topics(), on_plan=plans.append)
 
     assert plans == [trial.plan]
-    assert f"{trial.plan.pairs:,} pairs" in trial.plan.in_words()
+    assert f"{trial.plan.pairs:,} pairs" in trial.plan.summary()
     assert trial.answer("scorer").choice in ("blend", "rerank", "search")
     assert [one.question for one in trial.answers] == [
         "scorer", "first stage", "budget", "method", "anchor index", "depth",

@@ -37,7 +37,7 @@ class Gated:
     """A plain scorer whose first call waits until the gate opens; remembers the pairs of each call."""
 
     card = ScorerCard(name="gated", backend="test")
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(self, answer=values) -> None:
         self.answer = answer
@@ -214,7 +214,7 @@ def test_many_threads_and_event_loops_at_once_each_get_their_own_scores() -> Non
 @pytest.mark.parametrize("shares", [True, False])
 def test_everybody_who_awaits_a_scorer_shares_its_queue_and_its_calls_if_it_says_so(shares) -> None:
     scorer = Gated()
-    scorer.shares_calls = shares
+    scorer.can_batch_callers = shares
     metered = Metered(scorer)
 
     async def together() -> None:
@@ -228,7 +228,7 @@ def test_everybody_who_awaits_a_scorer_shares_its_queue_and_its_calls_if_it_says
     asyncio.run(together())
     assert scorer.callers == ([["a"], ["b", "c"]] if shares else [["a"], ["b"], ["c"]])
     assert metered.calls == 3
-    assert metered.shares_calls == shares
+    assert metered.can_batch_callers == shares
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -258,7 +258,7 @@ def test_plain_functions_share_calls_where_they_may_and_async_ones_run_side_by_s
         for task in tasks:
             assert (await task).tolist() == [0.0, 1.0, 2.0]
 
-    asyncio.run(together(FunctionScorer(plain, shares_calls=shares)))
+    asyncio.run(together(FunctionScorer(plain, can_batch_callers=shares)))
     assert sum(calls) == 12
     assert len(calls) < 4 if shares else calls == [3] * 4
     asyncio.run(together(FunctionScorer(own)))

@@ -124,7 +124,7 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
 class Counting:
     """A plain scorer that counts the pairs of its calls; the first waits until `wait_for` pairs are in line."""
 
-    shares_calls = True
+    can_batch_callers = True
     card = ScorerCard(name="counting", backend="test")
 
     def __init__(self, scorer, *, wait_for: int = 0) -> None:

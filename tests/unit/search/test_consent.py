@@ -87,7 +87,7 @@ def test_what_a_folder_names_is_not_opened_on_its_word(wiki: Path, source: str, 
             with pytest.raises(NotTrusted) as refused:
                 use()
             assert repr(source) in str(refused.value)
-            assert "trust=True" in str(refused.value)
+            assert "allow_code=True" in str(refused.value)
 
     assert (dict(os.environ), list(sys.path)) == before[:2]
     assert not {"evil", "wiki"} & set(sys.modules)
@@ -97,7 +97,7 @@ def test_what_a_folder_names_is_not_opened_on_its_word(wiki: Path, source: str, 
 def test_a_folder_is_searched_with_a_scorer_given_or_trusted(wiki: Path) -> None:
     expected = adacur.load(wiki, scorer=score).search("red thing", k=2, budget=5).ids
     assert adacur.load(wiki, scorer="tests.living_world:score").search("red thing", k=2, budget=5).ids == expected
-    assert adacur.load(wiki, trust=True).search("red thing", k=2, budget=5).ids == expected
+    assert adacur.load(wiki, allow_code=True).search("red thing", k=2, budget=5).ids == expected
 
 
 def test_consent_is_given_anew_after_a_change(wiki: Path) -> None:
@@ -105,7 +105,7 @@ def test_consent_is_given_anew_after_a_change(wiki: Path) -> None:
         Edited(index).remove(["i1"])
         with pytest.raises(NotTrusted):
             index.search("red thing", k=2, budget=5)
-    with adacur.load(wiki, trust=True) as index:
+    with adacur.load(wiki, allow_code=True) as index:
         Edited(index).remove(["i2"])
         assert index.search("red thing", k=2, budget=5)
     with adacur.load(wiki) as index, pytest.raises(NotTrusted):
@@ -129,7 +129,7 @@ def test_the_current_folder_is_not_importable_from_a_manifest_even_with_trust(
     monkeypatch.chdir(wiki.parent)
     monkeypatch.syspath_prepend("")
     name_scorer(wiki, source)
-    with adacur.load(wiki, trust=True) as index, pytest.raises(adacur.AdacurError, match="current folder"):
+    with adacur.load(wiki, allow_code=True) as index, pytest.raises(adacur.AdacurError, match="current folder"):
         index.search("red thing", k=2, budget=5)
     assert not list(wiki.parent.rglob("ran.txt"))
 
@@ -152,8 +152,8 @@ def test_the_commands_refuse_and_say_which_option_consents(wiki: Path) -> None:
             done = adacur_in(folder, *command)
             assert done.returncode == 1, done
             assert f"--scorer {source}" in done.stderr
-            assert "--trust" in done.stderr
-        trusted = adacur_in(folder, "search", index, "red", "--trust")
+            assert "--allow-code" in done.stderr
+        trusted = adacur_in(folder, "search", index, "red", "--allow-code")
         assert trusted.returncode == 1
         assert "current folder" in trusted.stderr
     assert not list(wiki.parent.rglob("ran.txt"))

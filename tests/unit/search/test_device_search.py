@@ -221,7 +221,7 @@ def test_halves_of_many_queries_are_answered_in_order(monkeypatch: pytest.Monkey
     monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
     expected = index_of().search(QUERIES, 5, budget=40)
     index = index_of()
-    monkeypatch.setattr(type(index.scorer), "works_aside", True, raising=False)
+    monkeypatch.setattr(type(index.scorer), "runs_on_device", True, raising=False)
     halved = index.search(QUERIES, 5, budget=40)
     assert [hits.query for hits in halved] == QUERIES
     assert [hits.ids for hits in halved] == [hits.ids for hits in expected]
@@ -230,7 +230,7 @@ def test_halves_of_many_queries_are_answered_in_order(monkeypatch: pytest.Monkey
 def test_an_error_in_one_half_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
     index = index_of()
-    monkeypatch.setattr(type(index.scorer), "works_aside", True, raising=False)
+    monkeypatch.setattr(type(index.scorer), "runs_on_device", True, raising=False)
     with pytest.raises(AdacurError, match="stranger"):
         index.search([*QUERIES, Query("stranger", QUERIES[0].text)], 5, budget=40)
 

@@ -136,7 +136,7 @@ def test_queries_that_had_ended_and_those_not_begun_are_told_apart(world, monkey
 def test_both_halves_of_many_queries_keep_what_they_scored(world, monkeypatch) -> None:
     monkeypatch.setattr(rounds, "_WORTH_HALVING", 4)
     scorer = Failing(world.scorer, after=3)
-    scorer.works_aside = True
+    scorer.runs_on_device = True
     index = over(world, scorer)
 
     with pytest.raises(ScorerFailed) as failed:
@@ -166,7 +166,7 @@ def test_equal_queries_pay_once_and_each_has_the_answer(world, form, monkeypatch
     again = Query(a.id, a.text)
     asked = [a, b, again, c, a, b]
     scorer = Failing(world.scorer)
-    scorer.works_aside = True
+    scorer.runs_on_device = True
     index = over(world, scorer)
 
     if form is of_search:

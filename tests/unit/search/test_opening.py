@@ -294,7 +294,7 @@ def test_a_search_with_a_cache_finds_the_same_and_pays_once(tmp_path) -> None:
 def test_the_scorer_named_in_the_manifest_is_cached_too(tmp_path) -> None:
     build(tmp_path / "index", scorer=FunctionScorer(overlap, name="words-1", source=f"{__name__}:overlap"))
     for expected in ((0, 20), (20, 0)):
-        index = adacur.load(tmp_path / "index", trust=True)
+        index = adacur.load(tmp_path / "index", allow_code=True)
         index = index.with_scorer(lambda scorer: Cached(scorer, tmp_path / "scores.sqlite"))
         index.search("violin harbour", k=5, budget=20)
         assert (index.scorer.hits, index.scorer.misses) == expected
@@ -338,7 +338,7 @@ def test_an_index_scored_by_a_service_opens_the_service_again(tmp_path) -> None:
         with adacur.load(tmp_path / "index") as index, pytest.raises(NotTrusted, match=server.root):
             index.search("the comet", budget=12)
         assert len(server.asked) == asked
-        with adacur.load(tmp_path / "index", trust=True) as index:
+        with adacur.load(tmp_path / "index", allow_code=True) as index:
             found = index.search("the comet", budget=12)
     assert found.ids == expected.ids
 

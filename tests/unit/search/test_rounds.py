@@ -134,7 +134,7 @@ def test_an_error_in_one_half_of_many_queries_ends_the_other(world, monkeypatch,
     failed = threading.Event()
 
     class Failing(Noting):
-        works_aside = True
+        runs_on_device = True
 
         def score(self, pairs):
             if world.test[failing] in {query for query, _ in pairs}:

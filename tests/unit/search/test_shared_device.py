@@ -40,7 +40,7 @@ KINDS: list[dict[str, Any]] = [
 class ByPosition:
     """A scorer that takes positions and refuses pairs; its first call waits until the gate opens."""
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(self, scorer: Any, *, is_open: bool = True) -> None:
         self.scorer, self.card = scorer, scorer.card

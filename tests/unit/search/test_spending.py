@@ -27,7 +27,7 @@ class Charging:
     """A scorer with a price list: item i takes i + 1 tokens."""
 
     card = ScorerCard("charging", "test")
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []

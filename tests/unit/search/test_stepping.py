@@ -28,7 +28,7 @@ class Gated:
     """A scorer whose first call waits until the gate opens; remembers the queries of each of its calls."""
 
     card = ScorerCard(name="gated", backend="test")
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(self, scorer, *, is_open: bool = False, seconds: float = 0.0) -> None:
         self.scorer = scorer
@@ -317,7 +317,7 @@ def test_whatever_the_scorer_raises_is_an_error_of_its_search_and_ends_no_event_
             raise stop
 
     scorer.gate.set()
-    scorer.shares_calls = shared
+    scorer.can_batch_callers = shared
     scorer.scorer = Interrupted()
     with pytest.raises(ScorerFailed, match=stop.__name__):
         asyncio.run(last(index, world.test[0], budget=20))
@@ -377,7 +377,7 @@ async def test_a_deadline_that_is_far_off_makes_no_call_smaller(index, scorer, w
 
 async def test_scorers_that_may_charge_are_sent_each_search_s_pairs_apart(index, scorer, world) -> None:
     scorer.gate.set()
-    scorer.shares_calls = False
+    scorer.can_batch_callers = False
     found = await asyncio.gather(*(last(index, query, budget=20) for query in world.test))
     assert {hits.trace.calls for hits in found} == {20}
     assert {len(call) for call in scorer.calls} == {1}

@@ -14,7 +14,7 @@ def test_costs_grow_with_the_anchors_and_use_the_pace_measured(known) -> None:
     cost = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=50)
     assert (cost.n_items, cost.n_anchors, cost.pairs, cost.bytes) == (1000, 50, 50_000, 200_000)
     assert cost.seconds == pytest.approx(50_000 / cost.pairs_per_second)
-    assert "50,000" in cost.in_words()
+    assert "50,000" in cost.summary()
     halved = estimate(known.items, known.anchors, scorer=known.scorer, n_items=1000, n_anchors=50, dtype="float16")
     assert halved.bytes == 100_000
 

@@ -55,7 +55,7 @@ class MultiVector(FirstStage):
         encoder: TokenEncoder | None,
         card: EncoderCard,
         folder: Path | None = None,
-        trust: bool = False,
+        allow_code: bool = False,
     ) -> None:
         self._ids = ids
         # Item i has the rows tokens[offsets[i] : offsets[i + 1]].
@@ -64,7 +64,7 @@ class MultiVector(FirstStage):
         self._encoder = encoder
         self._card = card
         self._folder = folder
-        self._trust = trust
+        self._allow_code = allow_code
         self._opening = threading.Lock()
 
     @classmethod
@@ -143,10 +143,10 @@ class MultiVector(FirstStage):
         write_settings(folder, kind=self.name, ids=self._ids, settings=self.settings())
 
     @classmethod
-    def load(cls, folder: str | Path, *, encoder: Any = None, trust: bool = False) -> MultiVector:
+    def load(cls, folder: str | Path, *, encoder: Any = None, allow_code: bool = False) -> MultiVector:
         """Open a saved retriever; token vectors stay on disk, memory-mapped.
 
-        Without `encoder`, the one the card names is opened at the first search; `trust` as in `adacur.load`.
+        Without `encoder`, the one the card names is opened at the first search; `allow_code` as in `adacur.load`.
         """
         folder = Path(folder)
         settings = read_settings(folder)
@@ -163,7 +163,7 @@ class MultiVector(FirstStage):
                 f"{offsets[-1]} tokens, {len(tokens)} vectors. Build it again."
             )
         given = None if encoder is None else _checked(encoder, card)
-        return cls(ids, tokens, offsets=offsets, encoder=given, card=card, folder=folder, trust=trust)
+        return cls(ids, tokens, offsets=offsets, encoder=given, card=card, folder=folder, allow_code=allow_code)
 
     def open_encoder(self) -> TokenEncoder:
         """The encoder, opened if need be; where there is none, the error says how to give one."""
@@ -171,7 +171,8 @@ class MultiVector(FirstStage):
             if self._encoder is None:
                 instead = "adacur.load(path, encoder=...) or MultiVector.load(folder, encoder=...)"
                 self._encoder = _checked(
-                    reopen_encoder(self._card, instead=instead, folder=self._folder, trust=self._trust), self._card
+                    reopen_encoder(self._card, instead=instead, folder=self._folder, allow_code=self._allow_code),
+                    self._card,
                 )
             return self._encoder
 

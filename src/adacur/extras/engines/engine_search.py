@@ -20,7 +20,7 @@ from adacur.errors import EngineRefused, EngineUnavailable, InputError
 from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineWarning
 from adacur.extras.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
-from adacur.model.linear_prediction import Affine
+from adacur.model.linear_prediction import LinearPrediction
 from adacur.model.rank_slopes import RANKS_THAT_COUNT
 from adacur.protocols import Acquisition, Approximation, Ranking
 from adacur.records import Item, Query
@@ -35,7 +35,7 @@ from adacur.seeds import item_keys
 STOPPED = "engine"
 
 
-class Touched:
+class SeenItems:
     """The items that a search has met, numbered in that order, with texts and vectors of those that it scores."""
 
     def __init__(self, engine: EngineItems) -> None:
@@ -95,7 +95,7 @@ class Touched:
 class CandidatesInEngine(Candidates):
     """The candidates of one query: the engine's best items by the last prediction, and those that first stages rank."""
 
-    def __init__(self, touched: Touched, found: IntArray, *, first_weight: float, pool: int | None) -> None:
+    def __init__(self, touched: SeenItems, found: IntArray, *, first_weight: float, pool: int | None) -> None:
         self.touched = touched
         self._engine = engine = touched.engine
         self._first_weight = first_weight
@@ -114,7 +114,7 @@ class CandidatesInEngine(Candidates):
         left = (at for at in self.found.tolist() if self._may_score(at))
         return np.array(list(islice(left, n)), dtype=np.intp)
 
-    def questions(self, n: int, prediction: Affine) -> list[Nearest]:
+    def questions(self, n: int, prediction: LinearPrediction) -> list[Nearest]:
         """What to ask the engine to find the best n: the values of ranked items, and the best of the others."""
         assert self._engine.outline is not None
         weights, listed = self._engine.outline.weights(prediction), self._listed(prediction)
@@ -125,7 +125,7 @@ class CandidatesInEngine(Candidates):
         scored = self.touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
         return [*within, Nearest(weights, n, without=[*keys, *scored])]
 
-    def answered(self, prediction: Affine, found: Sequence[Found]) -> None:
+    def answered(self, prediction: LinearPrediction, found: Sequence[Found]) -> None:
         """Take the engine's answers to the questions."""
         outline = self._engine.outline
         assert outline is not None
@@ -155,7 +155,9 @@ class CandidatesInEngine(Candidates):
             if rise is not None:
                 self._raised[places] += rise
 
-    def best(self, n: int, *, acquisition: Acquisition, stream: int, predicted: Affine) -> tuple[IntArray, FloatArray]:
+    def best(
+        self, n: int, *, acquisition: Acquisition, stream: int, predicted: LinearPrediction
+    ) -> tuple[IntArray, FloatArray]:
         may = np.array([self._may_score(at) for at in self._known.tolist()], dtype=np.bool_)
         order = np.argsort(-self._raised[may], kind="stable")[:n]
         return self._known[may][order], self._raised[may][order]
@@ -170,7 +172,7 @@ class CandidatesInEngine(Candidates):
         left = [at for at in positions.tolist() if self._may_score(at) and at not in left_out]
         return np.array(left[:n], dtype=np.intp)
 
-    def predictions(self, predicted: Affine, positions: IntArray) -> FloatArray:
+    def predictions(self, predicted: LinearPrediction, positions: IntArray) -> FloatArray:
         values = dict(zip(self._known.tolist(), self._values.tolist(), strict=True))
         return np.array([values.get(position, np.nan) for position in positions.tolist()])
 
@@ -186,7 +188,7 @@ class CandidatesInEngine(Candidates):
     def _may_score(self, position: int) -> bool:
         return position not in self._scored and (self._pool is None or position in self._pool)
 
-    def _listed(self, prediction: Affine) -> IntArray:
+    def _listed(self, prediction: LinearPrediction) -> IntArray:
         """The items whose values are always needed: ranked ones, and the pool."""
         pool = np.array([] if self._pool is None else sorted(self._pool), dtype=np.intp)
         return np.unique(np.concatenate([self.found[:RANKS_THAT_COUNT], prediction.listed, pool]))
@@ -253,8 +255,8 @@ class BatchInEngine(QueryBatch):
             if search.remaining:
                 search.stop(STOPPED)
 
-    def _predictions(self, approximation: Approximation) -> list[Affine]:
-        predictions: list[Affine] = approximation.affine()  # type: ignore[attr-defined]
+    def _predictions(self, approximation: Approximation) -> list[LinearPrediction]:
+        predictions: list[LinearPrediction] = approximation.affine()  # type: ignore[attr-defined]
         asked, questions = [], []
         for search, candidates, prediction in zip(self.searches, self._candidates, predictions, strict=True):
             if search.remaining:
@@ -317,7 +319,7 @@ class OpenEngine:
         if calls >= engine.n_items:
             # All items can be afforded, and some may have been added since the collection was opened.
             engine = replace(engine, n_items=engine.store.count(engine.where))
-        touched = Touched(engine)
+        touched = SeenItems(engine)
         ranks_count = place.first_weight or plan.uses_ranks or first.n_stages > 1
         depth = max(place.pool or calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
         if not calls:

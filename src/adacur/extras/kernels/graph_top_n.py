@@ -49,7 +49,7 @@ class Shape:
         return self.stages + self.raises
 
 
-class RecordedChoice:
+class CudaGraphTopN:
     """Predicts all items for one query and takes the best; reads and writes fixed places, so one caller at a time.
 
     `capture` records what a function does; by default as a CUDA graph.
@@ -135,9 +135,9 @@ class RecordedChoices:
     def __init__(self, *, capture: Capture | None = None) -> None:
         self._capture = capture
         self._lock = threading.Lock()
-        self._known: dict[Shape, RecordedChoice | None] = {}
+        self._known: dict[Shape, CudaGraphTopN | None] = {}
 
-    def of(self, features: Features, *, rounding: float, **sizes: Any) -> RecordedChoice | None:
+    def of(self, features: Features, *, rounding: float, **sizes: Any) -> CudaGraphTopN | None:
         """The choice of the smallest shape that holds these sizes (`Shape.of`); None where none can be recorded."""
         if self._capture is None and features.device_means.device.type != "cuda":
             return None
@@ -147,9 +147,9 @@ class RecordedChoices:
                 self._known[shape] = self._recorded(features, shape, rounding=rounding)
             return self._known.get(shape)
 
-    def _recorded(self, features: Features, shape: Shape, *, rounding: float) -> RecordedChoice | None:
+    def _recorded(self, features: Features, shape: Shape, *, rounding: float) -> CudaGraphTopN | None:
         try:
-            return RecordedChoice(features, shape, rounding=rounding, capture=self._capture)
+            return CudaGraphTopN(features, shape, rounding=rounding, capture=self._capture)
         except Exception as error:
             # Triton, cuBLAS and the driver each have errors of their own.
             _log.warning("Rounds cannot be recorded as CUDA graphs, so they take longer: %s", error)

@@ -1,4 +1,4 @@
-"""An engine on a Ray cluster, or on this machine by Ray: actors on any of its nodes."""
+"""An executor on a Ray cluster, or on this machine by Ray: actors on any of its nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from adacur.errors import InputError
 from adacur.requirements import require
 from adacur.store.executor import Result, Task, WorkersLost, read_ahead
 
-_log = logging.getLogger("adacur.extras.engines")
+_log = logging.getLogger("adacur.extras.ray")
 # A task is given up after this number of deaths, and the cluster when as many workers in a row cannot start.
 _MOST_DEATHS = 3
 _POLL_SECONDS = 1.0
@@ -52,12 +52,12 @@ class Ray:
         """How many workers of this size the nodes hold, if nothing else runs there."""
         return capacity(cpus=cpus, gpus=gpus)
 
-    def engine(
+    def executor_of(
         self, opener: Callable[[], Callable[[Any], Any]], *, at_most: int, cpus: int, gpus: int
     ) -> RayActors[Any, Any]:
         """Actors that each call the opener once."""
         fewer = Ray(self.address, self.workers and min(self.workers, at_most))
-        return RayActors(opener, on=fewer, cpus=cpus, gpus=gpus)
+        return RayActors(opener, executor=fewer, cpus=cpus, gpus=gpus)
 
 
 @contextlib.contextmanager
@@ -117,24 +117,29 @@ class RayActors(Generic[Task, Result]):
     """
 
     def __init__(
-        self, opener: Callable[[], Callable[[Task], Result]], *, on: Ray | None = None, cpus: int = 1, gpus: int = 0
+        self,
+        opener: Callable[[], Callable[[Task], Result]],
+        *,
+        executor: Ray | None = None,
+        cpus: int = 1,
+        gpus: int = 0,
     ) -> None:
         self._opener: bytes = require("ray.cloudpickle", extra="ray").dumps(opener)
-        self._on = on or Ray()
+        self._executor = executor or Ray()
         self._size = {"cpus": cpus, "gpus": gpus}
         self._pool: _Pool | None = None
 
     @property
     def workers(self) -> int:
         """The number of workers that are there."""
-        return (self._on.workers or 1) if self._pool is None else self._pool.n_workers
+        return (self._executor.workers or 1) if self._pool is None else self._pool.n_workers
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, as they finish."""
         with (
-            connected(self._on.address),
+            connected(self._executor.address),
             contextlib.closing(read_ahead(tasks)) as upcoming,
-            _Pool(self._opener, upcoming, workers=self._on.workers, size=self._size) as pool,
+            _Pool(self._opener, upcoming, workers=self._executor.workers, size=self._size) as pool,
         ):
             self._pool = pool
             yield from pool.run()

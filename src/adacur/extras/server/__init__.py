@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from adacur.extras.server.explain import AnchorSaid, Explanation, FirstStageSaid
+from adacur.extras.server.explain import AnchorEvidence, Explanation, FirstStageEvidence
 from adacur.extras.server.learning import Learning
 from adacur.extras.server.refresh import Refreshed, refresh
 from adacur.extras.server.search_log import Lesson, SearchLog, SearchLogWarning, mask_private
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 __all__ = [
-    "AnchorSaid",
+    "AnchorEvidence",
     "Explanation",
-    "FirstStageSaid",
+    "FirstStageEvidence",
     "Learning",
     "Lesson",
     "Refreshed",

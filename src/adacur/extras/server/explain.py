@@ -19,7 +19,7 @@ _FEWEST_SCORES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class FirstStageSaid:
+class FirstStageEvidence:
     """An item's rank in a first stage, from 1, and its score there; None beyond the best thousand."""
 
     name: str
@@ -28,7 +28,7 @@ class FirstStageSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class AnchorSaid:
+class AnchorEvidence:
     """An item's score for an anchor query, and its rank there among all items.
 
     `likeness` of the two queries is the cosine of their vectors where the index has a dual encoder, else the
@@ -55,8 +55,8 @@ class Explanation:
     relevance: float | None
     predicted: float | None
     round: int
-    first: tuple[FirstStageSaid, ...]
-    anchors: tuple[AnchorSaid, ...]
+    first: tuple[FirstStageEvidence, ...]
+    anchors: tuple[AnchorEvidence, ...]
 
 
 def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Explanation]:
@@ -95,7 +95,7 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
     ]
 
 
-def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list[FirstStageSaid]]:
+def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list[FirstStageEvidence]]:
     """What the search's first stage, and each part of a joined one, says of each hit."""
     name = hits.trace.settings.get("first")
     if name is None or name not in snapshot.first_stages:
@@ -107,11 +107,11 @@ def _first_stages(snapshot: Snapshot, hits: Hits, places: IntArray) -> list[list
         ranks = {place: rank for rank, place in enumerate(positions.tolist(), start=1)}
         values = np.asarray(scores).tolist()
         of_hits = [ranks.get(place) for place in places.tolist()]
-        said.append([FirstStageSaid(stage, rank, None if rank is None else values[rank - 1]) for rank in of_hits])
+        said.append([FirstStageEvidence(stage, rank, None if rank is None else values[rank - 1]) for rank in of_hits])
     return said
 
 
-def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int) -> list[list[AnchorSaid]]:
+def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int) -> list[list[AnchorEvidence]]:
     """The scores of each hit for the anchor queries most like this query, best first."""
     anchors, rounds = snapshot.anchors, hits.trace.rounds
     positions = np.concatenate([round_.positions for round_ in rounds])
@@ -131,7 +131,7 @@ def _nearest_anchors(snapshot: Snapshot, hits: Hits, places: IntArray, *, n: int
     for at in nearest:
         query, column, like = anchors.anchor_queries[at], anchors.matrix[:, at], float(likeness[at])
         of_hits = [float(scores[rows[place], at]) for place in places.tolist()]
-        said.append([AnchorSaid(query, like, one, 1 + int(np.count_nonzero(column > one))) for one in of_hits])
+        said.append([AnchorEvidence(query, like, one, 1 + int(np.count_nonzero(column > one))) for one in of_hits])
     return said
 
 

@@ -45,7 +45,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchPlan:
+class SearchRequest:
     """The searches of one request, checked against the limits; `deadline` is in seconds from its arrival."""
 
     served: Served
@@ -77,13 +77,13 @@ def named_index(served: Mapping[str, Served], name: str | None) -> Served:
     return served[name]
 
 
-def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchPlan:
+def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchRequest:
     """The searches that a body asks for, which holds only the fields that the client gave."""
     one = named_index(served, body.get("index"))
     given: dict[str, Any] = {**settings.defaults(), **body}
     method = given.get("method") or one.index.snapshot.default_method
     if "budget" not in body:
-        given["budget"] = min(one.index.snapshot.usual_calls(given["k"], method=method), settings.max_budget)
+        given["budget"] = min(one.index.snapshot.default_budget(given["k"], method=method), settings.max_budget)
     if "k" not in body:
         # The default k must not be refused for a small budget.
         given["k"] = min(given["k"], given["budget"])
@@ -98,7 +98,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     options = search_options(
         one.index, filter=_filter(filter_), **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)}
     )
-    return SearchPlan(
+    return SearchRequest(
         served=one,
         queries=tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
         k=given["k"],

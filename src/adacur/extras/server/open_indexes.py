@@ -49,7 +49,7 @@ def open_indexes(
     *,
     scorer: Any = None,
     encoder: Any = None,
-    trust: bool = False,
+    allow_code: bool = False,
     cache: Path | None = None,
     settings: ServerSettings | None = None,
 ) -> dict[str, AnchorIndex]:
@@ -70,7 +70,7 @@ def open_indexes(
             model = (card.name, card.backend, card.weights, card.source, card.max_tokens)
             model += (card.max_item_tokens, card.prompt, card.readout)
         log = None if settings is None else settings.search_log(name)
-        index = load(place, scorer=opened.get(model, scorer), encoder=encoder, trust=trust, log=log)
+        index = load(place, scorer=opened.get(model, scorer), encoder=encoder, allow_code=allow_code, log=log)
         if settings is not None and settings.learn_every:
             index.learn(settings.learn_every)
         if cache is not None and model not in opened:

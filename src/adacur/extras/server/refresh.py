@@ -75,7 +75,7 @@ def refresh(
     limit: int = LIMIT,
     fewest_scored: int = _FEWEST_SCORED,
     encoder: Any = None,
-    trust: bool = False,
+    allow_code: bool = False,
     card: ScorerCard | None = None,
     mirror: bool = False,
     first: Callable[[IndexFolder], Mapping[str, Any]] | None = None,
@@ -88,7 +88,7 @@ def refresh(
     default that of the newest search.
 
     - `mirror`: drop anchor queries made from searches that the log no longer holds;
-    - `encoder`, `trust`: those of `load`; `first` gives the first stages of a version instead.
+    - `encoder`, `allow_code`: those of `load`; `first` gives the first stages of a version instead.
     """
     if not all(is_whole(count) and count >= 1 for count in (limit, fewest_scored)):
         raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
@@ -130,7 +130,11 @@ def refresh(
             queries = [one.query for one in chosen]
             positions = [np.array(sorted(one.scores), dtype=np.intp) for one in chosen]
             scores = [np.array([one.scores[at] for at in sorted(one.scores)]) for one in chosen]
-            stages = open_first_stages(folder.home, encoder=encoder, trust=trust) if first is None else first(folder)
+            stages = (
+                open_first_stages(folder.home, encoder=encoder, allow_code=allow_code)
+                if first is None
+                else first(folder)
+            )
             complete = Snapshot(_complete(folder, before), first=stages)
             if before:
                 update.drop_anchors(before, replaced=True)

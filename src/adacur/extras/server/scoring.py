@@ -25,7 +25,7 @@ from adacur.records import Pair, Query
 from adacur.scorers.cached import past_cache
 from adacur.scorers.metered import tokens_and_units
 from adacur.scorers.prices import counts_exactly, price_of
-from adacur.scorers.wrapping import runs_side_by_side, shares_calls
+from adacur.scorers.wrapping import can_batch_callers, runs_side_by_side
 from adacur.scores import PairsAt, failure_of
 from adacur.store import Drift, drift_now
 
@@ -42,7 +42,7 @@ class _Counted:
         self.scorer = scorer
         self.price = price_of(scorer) if price is None else price
         self.card = scorer.card
-        self.shares_calls = shares_calls(scorer)
+        self.can_batch_callers = can_batch_callers(scorer)
         self._metrics = metrics
         self._turn = threading.RLock()
         if hasattr(scorer, "score_at"):
@@ -191,7 +191,7 @@ class ScorerWatch:
         self._metrics.scorer_probes.labels(one.name, outcome).inc()
         self._metrics.scorer_drift.labels(one.name).set(drift.rms_over_std)
         write = self._log.info if drift.allowed else self._log.error
-        write("scorer probed", index=one.name, outcome=outcome, drift=drift.in_words())
+        write("scorer probed", index=one.name, outcome=outcome, drift=drift.summary())
         (self._changed.discard if drift.allowed else self._changed.add)(one.name)
         return drift
 

@@ -19,7 +19,7 @@ from adacur.budget import Budget
 from adacur.errors import AdacurError, EmptyInput
 from adacur.extras.server.concurrency import Turns
 from adacur.extras.server.failures import ClientGone, Refusal, as_refusal, json_text
-from adacur.extras.server.indexes import SearchPlan
+from adacur.extras.server.indexes import SearchRequest
 from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
@@ -34,7 +34,7 @@ _TITLE_CHARS = 80
 class Search:
     """The search of one query; `last` holds its hits so far."""
 
-    def __init__(self, plan: SearchPlan, query: Query, *, started: float, seconds: float) -> None:
+    def __init__(self, plan: SearchRequest, query: Query, *, started: float, seconds: float) -> None:
         self.plan = plan
         self.query = query
         self.last: Hits | None = None

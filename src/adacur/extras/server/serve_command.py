@@ -40,7 +40,7 @@ def serve(
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     scorer: opt.ScorerOfIndex = None,
     encoder: opt.EncoderName = None,
-    trust: opt.Trust = False,
+    allow_code: opt.AllowCode = False,
     cache: opt.CacheFile = None,
     key: Annotated[list[str] | None, Option(help="A key that requests need; may be repeated.")] = None,
     allow_host: Annotated[list[str] | None, Option(help="A host name of this server; may be repeated.")] = None,
@@ -65,7 +65,7 @@ def serve(
     """
     if scorer is None and indexes and all("://" in one and is_store_url(_NAME.sub("", one)) for one in indexes):
         scorer = opt.DEFAULT_SCORER
-    options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "trust": trust, "cache": cache}
+    options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "allow_code": allow_code, "cache": cache}
     if mcp:
         given = opt.settings_given(settings, takes=["max_budget"])
         _serve_mcp(indexes or [], options, **given, about=about)

@@ -16,7 +16,7 @@ from adacur.data import JudgedCollection
 from adacur.errors import InputError
 from adacur.extras.train.checking import Checked, sampled
 from adacur.extras.train.judged_queries import LearningData, learning_data, same_words, with_equal_texts
-from adacur.extras.train.mining import MiningPlan
+from adacur.extras.train.mining import MiningBudget
 from adacur.extras.train.negatives import Draws, Mixture, Pool, facts_of_first, first_stage_positions, near_misses
 from adacur.extras.train.run_folder import RunFolder, Trained
 from adacur.extras.train.teacher_scores import Taught
@@ -247,7 +247,7 @@ def train_cross_encoder(
 
 
 def _tell_cost(
-    plan: MiningPlan | None, data: LearningData, *, pairs: int, epochs: int, n_turns: int, check: int
+    plan: MiningBudget | None, data: LearningData, *, pairs: int, epochs: int, n_turns: int, check: int
 ) -> None:
     """Say what the run will score, before it begins."""
     mining = ""

@@ -45,7 +45,7 @@ _LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
-class MiningPlan:
+class MiningBudget:
     """What one mining scores: the index, anchors × items, and then the searches."""
 
     anchors: int
@@ -67,7 +67,7 @@ class MiningPlan:
         )
 
 
-def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int = 0) -> MiningPlan:
+def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int = 0) -> MiningBudget:
     """A mining of at most `calls` scorer calls: half for searches, what they leave for the index.
 
     Where that is too little, some of the queries are searched, and the index holds a sample of the items. Without a
@@ -89,7 +89,7 @@ def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int =
             f"Mining needs an index of at least {fewest} anchor queries × {min(n_items, _FEWEST_ITEMS)} items, so "
             f"mining_calls must be at least {need:,}; got {calls:,}. Raise it, or train in one turn: turns=1."
         )
-    return MiningPlan(anchors, items, queries, per_search)
+    return MiningBudget(anchors, items, queries, per_search)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def mine(
     items: Items,
     *,
     first: AnyStage | None,
-    plan: MiningPlan,
+    plan: MiningBudget,
     seed: int,
     progress: bool = False,
 ) -> Mined:
@@ -189,7 +189,7 @@ def found_by_search(
     items: Items,
     *,
     first: AnyStage | None,
-    plan: MiningPlan,
+    plan: MiningBudget,
     seed: int,
     progress: bool = False,
 ) -> list[tuple[IntArray, FloatArray]]:
@@ -224,7 +224,7 @@ def _index(
     items: Items,
     *,
     first: AnyStage | None,
-    plan: MiningPlan,
+    plan: MiningBudget,
     seed: int,
     progress: bool,
 ) -> tuple[AnchorIndex, IntArray]:

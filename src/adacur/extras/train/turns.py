@@ -21,7 +21,7 @@ from adacur.errors import InputError
 from adacur.extras.train.judged_queries import JudgedQueries
 from adacur.extras.train.mining import (
     Mined,
-    MiningPlan,
+    MiningBudget,
     SetAside,
     likeliest,
     list_set_aside,
@@ -56,7 +56,7 @@ class Turns:
     judged: JudgedQueries
     items: Items
     first: AnyStage
-    plan: MiningPlan | None
+    plan: MiningBudget | None
     run: RunFolder
     opened: Callable[[], AbstractContextManager[Scorer]]
     seed: int
@@ -143,7 +143,7 @@ def planned(
     n_queries: int,
     n_items: int,
     device: str,
-) -> tuple[int, MiningPlan | None]:
+) -> tuple[int, MiningBudget | None]:
     """The number of turns, and what each mining scores; None without one.
 
     `pairs` are those that one turn trains on: without a number of calls, mining takes about as long as training.

@@ -50,7 +50,7 @@ class OnnxCrossEncoder(Closing):
     the largest value of the whole run.
     """
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(
         self,

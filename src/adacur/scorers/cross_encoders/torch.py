@@ -51,13 +51,13 @@ class TorchCrossEncoder(Closing):
     The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
     gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
-    a build with on=Ray() scores on all of them. BERT, RoBERTa, XLM-R and CamemBERT run without padding; `compiled`
+    a build with executor=Ray() scores on all of them. BERT, RoBERTa, XLM-R, CamemBERT run without padding; `compiled`
     lets long runs of other models on CUDA use torch.compile. On CUDA in half precision, calls of the former with up to
     512 pairs run as CUDA graphs, recorded when a shape is met first. A language model runs by default in the half
     precision that it was saved in, and what prompts share is computed once.
     """
 
-    shares_calls = True
+    can_batch_callers = True
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class TorchCrossEncoder(Closing):
         return self._scores(TokenPairs(texts, asked, item_of), recorded=True)
 
     @property
-    def works_aside(self) -> bool:
+    def runs_on_device(self) -> bool:
         """Whether scores are made on another device, while this processor is free."""
         return bool(self._device.type == "cuda")
 
