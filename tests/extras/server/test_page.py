@@ -46,6 +46,10 @@ class WordScorer:
         rng = np.random.default_rng(0)
         self._vectors = {word: rng.normal(size=8) for word in WORDS}
         self.pairs: dict[str, int] = {}
+        self.hold()
+
+    def hold(self) -> None:
+        """From now on, wait for each leave; whatever leave was given before is used up."""
         self.leave = threading.Semaphore(0)
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -275,6 +279,7 @@ def test_every_call_is_a_dot_and_the_best_are_ringed(server, open_page):
 
 
 def test_rounds_arrive_one_by_one_and_stop_ends_the_spending(server, scorer, open_page):
+    scorer.hold()
     question = "hold the river"
     page = open_page(server)
     ask(page, question)
@@ -437,6 +442,7 @@ def test_questions_to_begin_with_come_from_the_index(server, open_page):
 
 
 def test_a_curve_appears_while_a_search_runs(server, scorer, open_page):
+    scorer.hold()
     page = open_page(f"{server}?k=6")
     ask(page, "hold the lamp", k="6")
     try:
