@@ -15,15 +15,18 @@ from adacur.errors import InputError, ScoreCountError
 from adacur.model import TopK
 from adacur.model.acquire import best_positions
 from adacur.protocols import Approximation, UncertainApproximation
-from adacur.records import Item, Query
+from adacur.records import Item, Pair, Query
 from adacur.results import Round, Trace
 from adacur.search.candidates import Candidates
 from adacur.search.plan import Plan
+from adacur.search.spending import PRICED_BEFOREHAND
 from adacur.search.stopping import expected_recall
 from adacur.seeds import stream_key
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
 SHORTLIST = 300
+# A budget that pays for none of this many items is refused, or ends the search.
+_MOST_REFUSED = 64
 NONE: IntArray = np.empty(0, dtype=np.intp)
 # Scores may come near the end of the range of floats, and predictions lie beyond it: `_finite` leaves those out.
 _OVERFLOWING = np.errstate(over="ignore", invalid="ignore")
@@ -63,10 +66,13 @@ class AskTell:
         self._batch: IntArray | None = None
         self.predicted: Any = None
 
-    def expect_calls(self, n: int) -> None:
-        """Plan the rounds for about n calls, as many as the purse is expected to pay for; before the first round."""
-        if (n := min(n, self._plan.purse.calls, self.candidates.n_left)) > 0:
-            self.remaining, self.n_planned = self.purse.rounds(self._plan.sizes(n)), n
+    def expect(self, items_at: Callable[[Sequence[int]], Sequence[Item]]) -> None:
+        """Before the first round: plan the rounds for as many calls as the purse is expected to pay for."""
+        if len(few := self.candidates.found[:PRICED_BEFOREHAND]):
+            pairs = [(self.query, item) for item in items_at(few.tolist())]
+            n = max(1, self.purse.expected_calls(pairs, self.n_planned))
+            if (n := min(n, self._plan.purse.calls, self.candidates.n_left)) > 0:
+                self.remaining, self.n_planned = self.purse.rounds(self._plan.sizes(n)), n
 
     def ask(self, predicted: Any = None, *, seconds: Mapping[str, float] | None = None) -> IntArray:
         """Positions to score next, most promising first; none when the search has ended.
@@ -104,6 +110,33 @@ class AskTell:
         self._batch = chosen
         self.seconds["choose"] = time.perf_counter() - started
         return chosen
+
+    def afford(
+        self, positions: IntArray, items_at: Callable[[Sequence[int]], Sequence[Item]], *, refuses: bool, seeks: bool
+    ) -> tuple[IntArray, list[Pair]]:
+        """Those of the positions last asked for that can be paid as one call, and their pairs.
+
+        The search ends if there are none: by an error before its first round if it `refuses`. It `seeks` cheaper items
+        first, where all are known beforehand.
+        """
+        if not len(positions):
+            return positions, []
+        while True:
+            pairs = [(self.query, item) for item in items_at(positions.tolist())]
+            pays = self.purse.afford(pairs)
+            if not pays.all():
+                pairs = [pair for pair, paid in zip(pairs, pays, strict=True) if paid]
+                positions = self.drop(positions[~pays])
+            may_seek = seeks and self.purse.n_refused < _MOST_REFUSED and self.candidates.n_left
+            if len(positions) or not may_seek:
+                break
+            positions = self.ask(self.predicted, seconds=self.seconds)
+        if not len(positions):
+            # A budget that pays for nothing must be refused before anything is paid.
+            if refuses and not self.rounds:
+                raise self.purse.too_small(self.query)
+            self.stop(self.purse.over or "budget")
+        return positions, pairs
 
     def drop(self, gone: IntArray) -> IntArray:
         """Remove items that are gone or cannot be paid from the positions last asked for; returns the others."""
@@ -152,7 +185,7 @@ class AskTell:
         if not self.remaining and self.stopped is None:
             # Pairs may have cost less than expected; then the rest pays for another round.
             n = min(self._plan.purse.calls - self._n_scored, self.candidates.n_left)
-            if (more := self.purse.calls_left(n)) > 0:
+            if (more := self.purse.more_calls(n)) > 0:
                 self.remaining = [more]
                 self.n_planned += more
         return batch
@@ -205,8 +238,8 @@ class AskTell:
         stopped, n_scored = self.stopped, self._n_scored
         if stopped is None or (stopped == "deadline" and n_scored == self.n_planned):
             stopped = "budget" if self.candidates.n_left else "exhausted"
-            if n_scored < self._plan.purse.calls and (over := self.purse.over(some_left=self.candidates.n_left > 0)):
-                stopped = over
+            if n_scored < self._plan.purse.calls and (self.candidates.n_left or self.purse.n_refused):
+                stopped = self.purse.over or stopped
         return Trace(
             rounds=tuple(self.rounds),
             stopped=stopped,

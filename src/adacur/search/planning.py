@@ -19,7 +19,7 @@ from adacur.search.plan import Plan
 from adacur.search.relevance import check_floors
 from adacur.search.single_values import USUAL_CALLS
 from adacur.search.snapshot import Snapshot
-from adacur.search.spending import Limits, Spending
+from adacur.search.spending import Limits
 
 if TYPE_CHECKING:
     from adacur.search.index import AnchorIndex
@@ -76,8 +76,8 @@ def plan_search(
         names = ", ".join(refused)
         raise BudgetError(f"Method {chosen.name!r} {chosen.because}: it does not take {names}. Leave that out.")
     # Otherwise the scorer is opened last: it takes the longest.
-    spending = Spending.of(spend, index.scorer if scorer is None else scorer) if spend.is_counted else None
-    calls, most = _calls(spending, snapshot, k) if spend.calls is None else (spend.calls, spend.calls)
+    limits = Limits.of(spend, (index.scorer if scorer is None else scorer) if spend.is_counted else None)
+    calls, most = _calls(limits, snapshot, k) if spend.calls is None else (spend.calls, spend.calls)
     if not is_exact:
         start, fuse, also_tuned = snapshot.tuned_start(start, fuse, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
@@ -99,7 +99,7 @@ def plan_search(
         method=chosen.name,
         items=snapshot.anchors.items,
         scorer=scoring,
-        purse=Limits(calls, spend.deadline, spending),
+        purse=replace(limits, calls=calls),
         candidates=place,
         first=stage,
         finish=(
@@ -116,16 +116,15 @@ def plan_search(
     return plan if most == calls else replace(plan, purse=replace(plan.purse, calls=most))
 
 
-def _calls(spending: Spending | None, snapshot: Snapshot, k: int) -> tuple[int, int]:
+def _calls(limits: Limits, snapshot: Snapshot, k: int) -> tuple[int, int]:
     """The calls that a budget of tokens or money alone is expected to pay for, and the most that it could."""
-    assert spending is not None
     if not snapshot.in_memory:
         raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
     items = snapshot.anchors.items
-    expected, cheapest = spending.default_budget(Query("expected", _USUAL_QUERY), items, len(items))
+    expected, cheapest = limits.default_budget(Query("expected", _USUAL_QUERY), items, len(items))
     # Where the price is per search, one unit may pay for a hundred items.
-    limits = (spending.tokens, None if spending.counts_requests else spending.units)
-    if (most := min((n for n in limits if n is not None), default=k)) < k:
+    at_least_one = (limits.tokens, None if limits.by_call else limits.units)
+    if (most := min((n for n in at_least_one if n is not None), default=k)) < k:
         raise BudgetError(
             f"Only scored items are returned, and k={k} of them take at least {k} tokens and calls; the budget pays "
             f"for {most}. Raise it, or lower k."

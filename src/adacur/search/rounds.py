@@ -1,40 +1,35 @@
-"""The loop of rounds: any number of searches step together, with one scorer call per step.
+"""The loop of rounds: what a plan chooses is scored, round by round.
 
-rounds = Rounds()
-search = rounds.join(plan, queries, k)
-while rounds.step():
-    ...                       # search.hits() are the hits so far; others may join
+search = RunningSearch(plan, queries, k)
+while search.step():
+    ...                       # search.hits() are the hits so far
 search.hits()
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
-from adacur.errors import AdacurError, InputError
-from adacur.protocols import Scorer
+from adacur.errors import AdacurError
 from adacur.records import Pair, Query, as_queries
 from adacur.results import Hits, Trace
 from adacur.scorers.calling import ascore
-from adacur.scores import PairsAt, joined_pairs, score_pairs
+from adacur.scores import PairsAt, score_pairs
 from adacur.search.asktell import AskTell, QueryBatch
 from adacur.search.finish import Answer
 from adacur.search.plan import Plan
 from adacur.search.sharing import Sharing
-from adacur.search.spending import Wallets
 
 # The most pairs of one scorer call.
 _PAIRS_AT_ONCE = 200_000
@@ -45,7 +40,7 @@ _WORTH_HALVING = 64
 def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
     """Hits of every query, in order. How queries are grouped changes the speed, never the answer.
 
-    `started`: as for `Rounds.join`.
+    `started`: as for `RunningSearch`.
     """
     started = time.monotonic() if started is None else started
     queries = as_queries(queries)
@@ -53,12 +48,11 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
 
     def answers(some: Sequence[Query | str]) -> list[Hits]:
         with _setting(given_up):
-            rounds = Rounds()
-            joined = rounds.join(plan, some, k, started=started)
-            with joined.failing():
-                while not given_up.is_set() and rounds.step():
+            running = RunningSearch(plan, some, k, started=started)
+            with running.failing():
+                while not given_up.is_set() and running.step():
                     pass
-            return joined.so_far() if given_up.is_set() else joined.hits()
+            return running.so_far() if given_up.is_set() else running.hits()
 
     if len(queries) < _WORTH_HALVING or not getattr(plan.scorer, "runs_on_device", False):
         return answers(queries)
@@ -85,14 +79,13 @@ def _setting(given_up: threading.Event) -> Iterator[None]:
 
 def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
     """Hits of one query after each round; the last are the answer."""
-    rounds = Rounds()
-    joined = rounds.join(plan, [query], k, started=started)
+    running = RunningSearch(plan, [query], k, started=started)
     goes_on = True
-    with joined.failing():
+    with running.failing():
         while goes_on:
-            goes_on = rounds.step()
-            if joined.has_news:
-                yield joined.hits()[0]
+            goes_on = running.step()
+            if running.has_news:
+                yield running.hits()[0]
 
 
 async def asearch_iter(
@@ -102,106 +95,31 @@ async def asearch_iter(
 
     The trace's scorer seconds then count the wait for the scores.
     """
-    rounds = Rounds()
-    joined = await asyncio.to_thread(rounds.join, plan, queries, k, started=started)
+    running = await asyncio.to_thread(RunningSearch, plan, queries, k, started=started)
     goes_on = True
-    with joined.failing():
+    with running.failing():
         while goes_on:
-            goes_on = await rounds.astep()
-            if joined.has_news if every_round else not goes_on:
-                yield await asyncio.to_thread(joined.hits)
-
-
-@dataclass(slots=True, eq=False)
-class Rounds:
-    """Searches with one scorer that step together. They may join at any time, from any thread.
-
-    `step` and `astep` must be called by one caller at a time.
-    """
-
-    _scorer: Scorer | None = None
-    _arriving: deque[RunningSearch] = field(default_factory=deque)
-    _under_way: list[RunningSearch] = field(default_factory=list)
-    _sharing: Sharing = field(default_factory=Sharing)
-
-    def join(
-        self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None
-    ) -> RunningSearch:
-        """Begin a search for these queries: asks the first stage, and calls no scorer.
-
-        `started` is the `time.monotonic()` at which the plan's deadline began to run: by default, now.
-        """
-        if self._scorer is not None and plan.scorer is not self._scorer:
-            raise InputError("Searches that step together must have the same scorer; this one has another.")
-        joined = RunningSearch(plan, queries, k, started=started)
-        self._scorer = plan.scorer
-        self._arriving.append(joined)
-        return joined
-
-    def step(self) -> bool:
-        """Score the next pairs of every search in one call; False when all searches have ended."""
-        shares, pairs = self._next_pairs()
-        if not shares:
-            return False
-        assert self._scorer is not None
-        started = time.monotonic()
-        scores = score_pairs(self._scorer, pairs)
-        self._accept(shares, scores, time.monotonic() - started)
-        return True
-
-    async def astep(self) -> bool:
-        """Like `step`, without blocking the event loop."""
-        # Always in a thread: a round of a large collection takes many milliseconds.
-        shares, pairs = await asyncio.to_thread(self._next_pairs)
-        if not shares:
-            return False
-        assert self._scorer is not None
-        started = time.monotonic()
-        scores = await ascore(self._scorer, pairs)
-        await asyncio.to_thread(self._accept, shares, scores, time.monotonic() - started)
-        return True
-
-    def _next_pairs(self) -> tuple[list[_Share], Sequence[Pair]]:
-        shares, by_position = self._next_shares(), hasattr(self._scorer, "score_at")
-        return shares, joined_pairs([search.next_pairs(n, by_position=by_position) for search, n in shares])
-
-    def _next_shares(self) -> list[_Share]:
-        """The searches of the next call, and how many of their pairs: all that wait, or what deadlines afford."""
-        while self._arriving:
-            self._under_way.append(self._arriving.popleft())
-        while True:
-            self._under_way = [search for search in self._under_way if search.advance()]
-            given = list(zip(self._under_way, self._sharing.shares(self._under_way), strict=True))
-            late = [search for search, n in given if n is None]
-            for search in late:
-                search.stop()
-            paid = [(search, search.payable(n)) for search, n in given if n]
-            if not late and all(n for _, n in paid):
-                # Who waits for a later call stands first then.
-                self._under_way = [search for search, n in given if not n] + [search for search, _ in paid]
-                return paid
-
-    def _accept(self, shares: Sequence[_Share], scores: FloatArray, seconds: float) -> None:
-        self._sharing.note(len(scores), seconds)
-        parts = np.split(scores, np.cumsum([n for _, n in shares])[:-1])
-        for (search, n), part in zip(shares, parts, strict=True):
-            search.accept(part, seconds=seconds * n / len(scores))
+            goes_on = await running.astep()
+            if running.has_news if every_round else not goes_on:
+                yield await asyncio.to_thread(running.hits)
 
 
 class RunningSearch:
-    """A search that takes part in `Rounds`. Its queries move in groups that fit into memory, one after another.
+    """The search of some queries, which move in groups that fit into memory, one after another.
 
-    `batch` are the searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank).
-    `has_news`: a round has ended since `hits` were last read.
+    `started` is the `time.monotonic()` at which the plan's deadline began to run: by default, now. `batch` are the
+    searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank). `has_news`: a round
+    has ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
         self._started = time.monotonic() if started is None else started
-        self._until = math.inf
         self._plan = plan
         self._k = k
         self._queries = everyone = as_queries(queries)
         self._place = plan.candidates.open(plan, k)
+        self._by_position = self._place.by_position and hasattr(plan.scorer, "score_at")
+        self._sharing = Sharing()
         calls = max(1, min(plan.purse.calls, len(plan.items)))
         together = max(1, min(self._place.together, _PAIRS_AT_ONCE // calls))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
@@ -215,17 +133,18 @@ class RunningSearch:
     def _begin(self, queries: list[Query]) -> None:
         """Ask the first stage for the candidates of a group, and begin its searches."""
         before = time.monotonic()
-        if (deadline := self._plan.purse.deadline) is not None:
-            # Later groups must find their share of the time.
-            left = self._started + deadline - before
-            self._until = before + left * len(queries) / (len(queries) + sum(map(len, self._groups)))
+        # Later groups must find their share of the time.
+        share = len(queries) / (len(queries) + sum(map(len, self._groups)))
+        self._until = self._plan.purse.until(self._started, share=share)
         self.batch: QueryBatch = self._place.begin(queries)
-        self._wallets: Wallets | None = None
-        if self.batch.searches[0].purse.sees_pairs:
-            knows_items = self._place.by_position
-            self._wallets = Wallets(self.batch, refuses=not self._finished, knows_items=knows_items)
+        self._counts_pairs = self.batch.searches[0].purse.counts_pairs
+        if self._counts_pairs and self._place.by_position:
+            for search in self.batch.searches:
+                search.expect(self.batch.items_at)
         self._first_seconds = time.monotonic() - before
         self._positions: list[IntArray] = []
+        # Of each query, the pairs of this round that its purse has looked at.
+        self._paid: list[list[Pair]] = []
         self._scores: list[list[float]] = []
         self._n_scored = 0
         self._round_seconds = 0.0
@@ -233,13 +152,53 @@ class RunningSearch:
         # A search that scores nothing has an answer all the same.
         self.has_news = not self.batch.goes_on
 
-    def payable(self, n: int) -> int:
+    def step(self) -> bool:
+        """Score the next pairs; False when the search has ended."""
+        if not len(pairs := self._next_call()):
+            return False
+        started = time.monotonic()
+        scores = score_pairs(self._plan.scorer, pairs)
+        self._scored(scores, time.monotonic() - started)
+        return True
+
+    async def astep(self) -> bool:
+        """Like `step`, without blocking the event loop."""
+        # Always in a thread: a round of a large collection takes many milliseconds.
+        if not len(pairs := await asyncio.to_thread(self._next_call)):
+            return False
+        started = time.monotonic()
+        scores = await ascore(self._plan.scorer, pairs)
+        await asyncio.to_thread(self._scored, scores, time.monotonic() - started)
+        return True
+
+    def _next_call(self) -> Sequence[Pair]:
+        """The pairs of the next scorer call: all of the round, or what the deadline affords; none at the end."""
+        while self.advance():
+            n: int | None = len(self.waiting)
+            if self._plan.purse.deadline is not None:
+                (n,) = self._sharing.shares([self])
+            if n is None:
+                self.stop()
+            elif n := self._payable(n):
+                return self.next_pairs(n)
+        return []
+
+    def _scored(self, scores: FloatArray, seconds: float) -> None:
+        self._sharing.note(len(scores), seconds)
+        self.accept(scores, seconds=seconds)
+
+    def _payable(self, n: int) -> int:
         """How many of the next n pairs can be paid if a call has only these; a query that cannot pay ends here."""
-        if self._wallets is not None and self._plan.purse.by_call and (ended := self._wallets.unpaid(self.waiting[:n])):
-            n -= sum(query in ended for query, _ in self.waiting[:n])
-            self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
-            if not self.waiting:
-                self.accept(np.empty(0), seconds=0.0)
+        if not self._plan.purse.by_call:
+            return n
+        searches, shares = self.batch.searches, Counter(query for query, _ in self.waiting[:n])
+        ended = {at for at, own in shares.items() if not searches[at].purse.can_pay(own)}
+        for at in ended:
+            searches[at].stop("cost")
+        n -= sum(query in ended for query, _ in self.waiting[:n])
+        self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
+        if ended and not self.waiting:
+            self.accept(np.empty(0), seconds=0.0)
         return n
 
     def hits(self) -> list[Hits]:
@@ -277,9 +236,15 @@ class RunningSearch:
         while not self._has_ended:
             if not self.waiting:
                 self._positions = self.batch.ask(seconds=self._first_seconds)
-                if self._wallets is not None:
+                if self._counts_pairs:
+                    options = {"refuses": not self._finished, "seeks": self._place.by_position}
+                    paid = [
+                        search.afford(positions, self.batch.items_at, **options)
+                        for search, positions in zip(self.batch.searches, self._positions, strict=True)
+                    ]
                     # In place, because the batch shares this list.
-                    self._positions[:] = [self._wallets.afforded(*one) for one in enumerate(self._positions)]
+                    self._positions[:] = [positions for positions, _ in paid]
+                    self._paid = [pairs for _, pairs in paid]
                 self._scores = [[] for _ in self._positions]
                 self._round_seconds = 0.0
                 # By rank first: if time runs out, every query has had its most promising items scored.
@@ -370,14 +335,13 @@ class RunningSearch:
         """Seconds until this group's part of the deadline is over; infinite without one."""
         return self._until - time.monotonic()
 
-    def next_pairs(self, n: int, *, by_position: bool = False) -> Sequence[Pair]:
-        """The next n pairs to score; `by_position` avoids looking up texts, where possible."""
+    def next_pairs(self, n: int) -> Sequence[Pair]:
+        """The next n pairs to score: by position, without their texts, where both scorer and items can."""
         now, searches = self.waiting[:n], self.batch.searches
-        if self._wallets is not None:
-            # Read once, when they were priced.
-            return [(searches[at].query, self._wallets.item(at, rank)) for at, rank in now]
+        if self._counts_pairs:
+            return [self._paid[query][rank] for query, rank in now]
         positions = [int(self._positions[query][rank]) for query, rank in now]
-        if by_position and self._place.by_position:
+        if self._by_position:
             query_of = np.array([query for query, _ in now], np.intp)
             queries = [search.query for search in searches]
             return PairsAt(self._plan.items, queries, query_of, np.array(positions, np.intp))
@@ -388,15 +352,12 @@ class RunningSearch:
         """Take the scores of the next pairs."""
         self._round_seconds += seconds
         self._n_scored += len(scores)
-        if self._wallets is not None:
-            self._wallets.pay(self.waiting[: len(scores)])
-        for (query, _), score in zip(self.waiting[: len(scores)], scores.tolist(), strict=True):
+        now = self.waiting[: len(scores)]
+        for at, n in Counter(query for query, _ in now).items():
+            self.batch.searches[at].purse.pay(n)
+        for (query, _), score in zip(now, scores.tolist(), strict=True):
             self._scores[query].append(score)
         self.waiting = self.waiting[len(scores) :]
         if not self.waiting:
             self.batch.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
-
-
-# A search, and how many of its pairs take part in a call.
-_Share = tuple[RunningSearch, int]

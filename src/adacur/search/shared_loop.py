@@ -143,7 +143,7 @@ class SharedLoop:
         so_far: Callable[[Hits], None] | None = None,
         waits: bool = False,
     ) -> AsyncGenerator[list[Hits], None]:
-        """As `awaited`; `started`: as for `Rounds.join`."""
+        """As `awaited`; `started`: as for `RunningSearch`."""
         if self._process != os.getpid():
             # A forked child inherits the searches but not the threads that work on them.
             self._begin()
@@ -296,7 +296,6 @@ class _Stepped:
         self.has_left = False
         self._every_round = every_round
         self._waits = waits
-        self._by_position = hasattr(scorer, "score_at")
         self._events = asyncio.get_running_loop()
         self._since = 0.0
         # Held while the search computes, which is when it changes.
@@ -348,7 +347,7 @@ class _Stepped:
         with self._computing:
             joined = self.joined
             if joined.advance():
-                self.pairs = joined.next_pairs(joined.n_waiting, by_position=self._by_position)
+                self.pairs = joined.next_pairs(joined.n_waiting)
                 self._since = time.monotonic()
                 return True
             if joined.has_news or not self._every_round:

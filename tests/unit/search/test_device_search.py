@@ -16,7 +16,7 @@ from adacur.model.device_posteriors import DevicePosteriors
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
 from adacur.search.device_search import BatchOnDevice
-from adacur.search.rounds import Rounds
+from adacur.search.rounds import RunningSearch
 from tests.stopping import Stopping
 
 torch = pytest.importorskip("torch")
@@ -149,9 +149,9 @@ def test_searches_that_time_out_at_different_places_hold_their_scores(monkeypatc
 
 def test_items_are_chosen_on_the_device_where_that_is_enough() -> None:
     there = index_of(device="cpu")
-    joined = Rounds().join(plan_search(there, 5, budget=40), QUERIES, 5)
+    joined = RunningSearch(plan_search(there, 5, budget=40), QUERIES, 5)
     assert isinstance(joined.batch, BatchOnDevice)
-    joined = Rounds().join(plan_search(there, 5, budget=40, method=Gaussian(keep_predictions="last")), QUERIES, 5)
+    joined = RunningSearch(plan_search(there, 5, budget=40, method=Gaussian(keep_predictions="last")), QUERIES, 5)
     assert not isinstance(joined.batch, BatchOnDevice)
 
 

@@ -14,7 +14,7 @@ from adacur.extras.server.search_log import SearchLog
 from adacur.protocols import ScorerCard
 from adacur.scorers import FunctionScorer
 from adacur.search import rounds
-from adacur.search.rounds import Rounds
+from adacur.search.rounds import RunningSearch
 
 ROUNDS = AdaCUR(rounds=4)
 
@@ -200,7 +200,7 @@ def test_queries_of_one_text_and_other_ids_draw_for_themselves(world) -> None:
 
 def test_an_error_in_choosing_carries_the_rounds_before_it(world, monkeypatch) -> None:
     index = over(world, Failing(world.scorer))
-    step = Rounds.step
+    step = RunningSearch.step
     steps: list[int] = []
 
     def breaks(self):
@@ -209,7 +209,7 @@ def test_an_error_in_choosing_carries_the_rounds_before_it(world, monkeypatch) -
             raise NonFiniteScore("a device answered with nonsense")
         return step(self)
 
-    monkeypatch.setattr(Rounds, "step", breaks)
+    monkeypatch.setattr(RunningSearch, "step", breaks)
     with pytest.raises(NonFiniteScore) as failed:
         index.search(world.test[:1], 5, budget=40, method=ROUNDS)
 

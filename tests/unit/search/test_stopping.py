@@ -15,7 +15,7 @@ from adacur.replay import top_k_recall
 from adacur.scorers import MatrixScorer, Metered
 from adacur.search import plan_search
 from adacur.search.asktell import expected_recall
-from adacur.search.rounds import Rounds
+from adacur.search.rounds import RunningSearch
 from tests.stopping import Stopping
 
 
@@ -185,13 +185,12 @@ def test_a_deadline_says_nothing_of_what_had_ended_before(monkeypatch) -> None:
     index = easy_and_hard()
     method = Stopping(rounds=10, stop_when=0.95)
     free = index.search(QUERIES, k=5, budget=120, method=method)
-    rounds = Rounds()
-    joined = rounds.join(plan_search(index, 5, budget=Budget(120, 3600.0), method=method), QUERIES, 5)
+    joined = RunningSearch(plan_search(index, 5, budget=Budget(120, 3600.0), method=method), QUERIES, 5)
     while not any(hits.trace.stopped == "settled" for hits in joined.hits()):
-        assert rounds.step()
+        assert joined.step()
     settled = [hits.trace.stopped == "settled" for hits in joined.hits()]
     monkeypatch.setattr(type(joined), "seconds_left", 0.0)
-    while rounds.step():
+    while joined.step():
         pass
 
     assert 0 < sum(settled) < len(settled)
