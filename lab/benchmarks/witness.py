@@ -6,7 +6,7 @@ DIR of --scores holds exact scores (see score_folders.py), DIR of --data the tex
 budgets of 20, 50 and 100 calls, and each first stage, queries are searched once, and what was scored is ordered by
 z(exact) + weight × z(first stage), on these scales:
 
-- "best 100": mean and standard deviation of the best 100 of each (what the library does, `adacur.search.fusion`);
+- "best 100": mean and standard deviation of the best 100 of each (what the library does, `adacur.search.finish`);
 - "scored": of both over the items that were scored;
 - "rarity": the exact score as −log of the share of anchor scores above it, needs anchor queries (decision 0027).
 
@@ -36,7 +36,7 @@ from adacur.first_stages import as_hits
 from adacur.model.item_factors import ScoreScale
 from adacur.replay import bootstrap_interval, judged_quality, replay
 from adacur.scorers import MatrixScorer
-from adacur.search.fusion import LISTED, fused
+from adacur.search.finish import LISTED, fused
 from adacur_lab.known_vectors import KnownVectors
 
 ALL = 1_000_000

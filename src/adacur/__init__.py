@@ -32,41 +32,16 @@ _NAMES_IN = {
     "building": ("build",),
     "budget": ("Budget",),
     "errors": ("AdacurError",),
-    "records": (
-        "Item",
-        "Query",
-    ),
-    "results": (
-        "Hit",
-        "Hits",
-        "Trace",
-    ),
+    "records": ("Item", "Query"),
+    "results": ("Hit", "Hits", "Trace"),
     "data": ("pseudo_queries",),
     "extras.ray": ("Ray",),
-    "first_stages": (
-        "BM25",
-        "Dense",
-    ),
+    "first_stages": ("BM25", "Dense"),
     "first_stages.encoders": ("encoder",),
-    "scorers": (
-        "Cached",
-        "scorer",
-    ),
-    "search": (
-        "AnchorIndex",
-        "load",
-    ),
+    "scorers": ("Cached", "scorer"),
+    "search": ("AnchorIndex", "load"),
     "extras.engines": ("search_in",),
-    "search.methods": (
-        "ANNCUR",
-        "AXN",
-        "AdaCUR",
-        "Exact",
-        "First",
-        "FirstOnly",
-        "Gaussian",
-        "Rerank",
-    ),
+    "search.methods": ("ANNCUR", "AXN", "AdaCUR", "Exact", "First", "FirstOnly", "Gaussian", "Rerank"),
     "replay": ("tune",),
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.

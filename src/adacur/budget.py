@@ -11,6 +11,8 @@ from decimal import Decimal
 from adacur.errors import BudgetError
 from adacur.money import Money, Price, decimal_of
 
+# The calls of a query where nobody says how many.
+USUAL_CALLS = 100
 _PART = re.compile(r"(?P<count>\d[\d_]{,29})\s*(?P<unit>calls?|tokens?|)", re.IGNORECASE)
 _COST = re.compile(r"[-+]?[\d.]\S*(\s+[A-Za-z]{3})?")
 

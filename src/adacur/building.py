@@ -21,7 +21,7 @@ from adacur.records import Item, Query, as_queries
 from adacur.replay.replayed_settings import FEWEST_QUERIES, verdict
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search import AnchorIndex
-from adacur.search.fusion import check_fuse
+from adacur.search.finish import check_fuse
 from adacur.search.index_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
 from adacur.search.opening import open_folder
 from adacur.store import Estimate, On, Origin, ScoringBar, build_scores, build_status, estimate, is_finished

@@ -39,7 +39,7 @@ class Option:
     words: tuple[str, ...] = ()
 
 
-# To add an option: a line here, a keyword of `search_options`, and what `plan_search` makes of it.
+# To add an option: an entry here, and what `plan_search` makes of it.
 OPTIONS = (
     Option(
         "budget",
@@ -102,3 +102,5 @@ OPTIONS = (
     ),
 )
 SEARCH_OPTIONS = tuple(option.name for option in OPTIONS)
+# Options that become fields of another one's object, `Budget` or `First`.
+PARTS = {"budget": ("deadline", "tokens", "cost", "price"), "first": ("pool",)}

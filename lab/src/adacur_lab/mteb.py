@@ -82,7 +82,7 @@ class AdacurSearch:
         }
         # Refuse what the searches would refuse, before an index is paid for.
         example = AnchorIndex.from_items([Item("item", "an item")], first="random", progress=False)
-        budget = search_options(example, **self._options)["budget"] or Budget(100)
+        budget = search_options(example, **self._options).get("budget") or Budget(100)
         check_k(k, Budget.of(budget).calls)
         self._index: AnchorIndex | None = None
         self._without_text: set[str] = set()

@@ -99,7 +99,7 @@ def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k:
 
 
 def _where(index: AnchorIndex, tuning: Tuning) -> str:
-    from adacur.search.single_values import USUAL_CALLS
+    from adacur.budget import USUAL_CALLS
     from adacur.search.tuned import TUNED, reach_of, read_tunings
     from adacur.store import home_of
 

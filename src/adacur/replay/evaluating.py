@@ -43,7 +43,7 @@ from adacur.scorers import Cached, MatrixScorer
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
 from adacur.search.methods import METHODS, method_named, options_of
-from adacur.search.single_values import SearchOptions
+from adacur.search.planning import SearchOptions
 from adacur.store import AnchorTable, Estimate, build_scores, check_scorer, is_finished
 from adacur.store.progress import ScoringBar
 from adacur.store.writing import made_whole

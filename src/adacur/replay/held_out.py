@@ -23,9 +23,8 @@ from adacur.search import AnchorIndex
 from adacur.search.finish import Documents
 from adacur.search.methods import AdaCUR
 from adacur.search.plan import Plan
-from adacur.search.planning import plan_search
+from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
-from adacur.search.single_values import SearchOptions
 from adacur.search.tuned import GaussianSettings, first_weight_of
 from adacur.seeds import item_keys, stream_key, uniform
 from adacur.store import AnchorTable, IndexFolder

@@ -22,9 +22,9 @@ from adacur.replay.runs import bootstrap_interval
 from adacur.results import Hits
 from adacur.scores import score_pairs
 from adacur.search import AnchorIndex, Rerank
-from adacur.search.fusion import LISTED, fused, listed_by
+from adacur.search.finish import LISTED, fused, listed_by
 from adacur.search.methods import Method
-from adacur.search.single_values import SearchOptions
+from adacur.search.planning import SearchOptions
 from adacur.search.tuned import GaussianSettings, Judged, Mean, default_settings
 from adacur.seeds import item_keys, stream_key, uniform
 

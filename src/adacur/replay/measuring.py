@@ -33,7 +33,7 @@ from adacur.results import Hits
 from adacur.scorers import MatrixScorer
 from adacur.scores import score_pairs
 from adacur.search import AnchorIndex
-from adacur.search.fusion import LISTED, fused, listed_by
+from adacur.search.finish import LISTED, fused, listed_by
 from adacur.store import AnchorTable
 
 _SHOWN = 10

@@ -1,11 +1,11 @@
 """Rounds of exact scores and predictions within a budget.
 
-Where to change what, in the order in which a search meets it: `index` is the face; `single_values` reads options;
-`planning` puts a `snapshot` (one version of an index), a method, a budget and a first stage together to a `plan`;
+Where to change what, in the order in which a search meets it: `index` is the face;
+`planning` reads options and puts a `snapshot` (one version of an index), a method, a budget and a first stage together to a `plan`;
 `methods` is the one table of methods, a class each; `places` says where the items are; `rounds` is the loop that
 calls the scorer, and `asktell` one search of it (ask, tell, stop); `candidates` says which items are promising,
 `device_search` where a device holds the predictions; `spending` keeps to budgets, `sharing` to deadlines, `stopping`
-and `effort` say when a search has done enough; `finish` is what happens after the last round: `fusion`, `relevance`.
+and `effort` say when a search has done enough; `finish` is what happens after the last round, with `relevance`.
 `shared_loop` runs all searches that are awaited. `editing` changes an index, `opening` loads one, `index_stages`
 keeps its first stages, `tuned` reads tunings.
 """
@@ -32,9 +32,8 @@ from adacur.search.methods import (
 )
 from adacur.search.opening import load
 from adacur.search.plan import Plan
-from adacur.search.planning import plan_search
+from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.relevance import Calibration, Relevance
-from adacur.search.single_values import SearchOptions, search_options
 from adacur.search.tuned import GaussianSettings, Tuning, TuningWarning
 
 __all__ = [

@@ -26,9 +26,8 @@ from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
 from adacur.search.index_stages import stages_in_memory
 from adacur.search.plan import Plan
-from adacur.search.planning import plan_search
+from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.shared_loop import awaited
-from adacur.search.single_values import SearchOptions
 from adacur.search.snapshot import Reopen, Snapshot
 from adacur.search.tuned import Tuning
 from adacur.store import AnchorTable, Drift, IndexFolder, On
@@ -178,10 +177,9 @@ class AnchorIndex:
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
         asked = as_queries([query] if isinstance(query, Query | str) else query)
-        with self._searching(plan) as answers:
-            distinct = list(dict.fromkeys(asked))
-            async with aclosing(awaited(plan, distinct, k, started=started, every_round=False)) as steps:
-                answers[:] = [hits async for hits in steps][-1]
+        distinct = list(dict.fromkeys(asked))
+        async with aclosing(self.afollow(plan, distinct, k, started=started, every_round=False)) as steps:
+            answers = [hits async for hits in steps][-1]
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
     async def asearch_iter(
@@ -190,11 +188,42 @@ class AnchorIndex:
         """Like `search_iter`, without blocking the event loop."""
         started = time.monotonic()
         plan = await asyncio.to_thread(plan_search, self, k, **options)
+        async with aclosing(self.afollow(plan, [query], k, started=started, waits=True)) as steps:
+            async for hits in steps:
+                yield hits[0]
+
+    async def afollow(
+        self,
+        plan: Plan,
+        queries: Sequence[Query | str],
+        k: int,
+        *,
+        started: float,
+        every_round: bool = True,
+        so_far: Callable[[list[Hits]], None] | None = None,
+        waits: bool = False,
+    ) -> AsyncGenerator[list[Hits], None]:
+        """Hits of all queries after each round of a plan of `plan_search`; the last are the answer.
+
+        Closing the generator ends the search. The deadline runs from `started`, a `time.monotonic()`.
+
+        - `every_round`: False makes hits only at the end, which saves some time;
+        - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them;
+        - `waits`: a round begins when its reader asks for it.
+        """
         with self._searching(plan) as answers:
-            async with aclosing(awaited(plan, [query], k, started=started, waits=True)) as steps:
+
+            def given_up(hits: list[Hits]) -> None:
+                answers[:] = hits
+                if so_far is not None:
+                    so_far(hits)
+
+            options: dict[str, Any] = {"every_round": every_round, "so_far": given_up, "waits": waits}
+            # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
+            async with aclosing(awaited(plan, queries, k, started=started, **options)) as steps:
                 async for hits in steps:
                     answers[:] = hits
-                    yield hits[0]
+                    yield hits
 
     def explain(self, hits: Hits) -> list[Any]:
         """Why each item of a search is a hit; no scorer is called.

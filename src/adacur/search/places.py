@@ -18,8 +18,7 @@ from adacur.search.asktell import NONE, QueryBatch
 from adacur.search.candidates import CandidatesInMemory
 from adacur.search.device_search import batch_on_device, chooses_on_device
 from adacur.search.filters import Filter, allowed_by
-from adacur.search.finish import Documents
-from adacur.search.fusion import listed_by
+from adacur.search.finish import Documents, listed_by
 from adacur.search.plan import Plan
 from adacur.seeds import stream_key
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from adacur.budget import Budget, check_k
+from adacur.budget import USUAL_CALLS, Budget, check_k
 from adacur.errors import BudgetError, InputError, UnknownOption
 from adacur.first_stages import AnyStage
+from adacur.options import PARTS, SEARCH_OPTIONS
 from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.search.effort import Effort
 from adacur.search.filters import Filter
-from adacur.search.finish import Floors, Fuse, Top
-from adacur.search.fusion import check_fuse
+from adacur.search.finish import Floors, Fuse, Top, check_fuse
 from adacur.search.methods import NO_SCORER, Exact, First, FirstOnly, Method, method_named, with_effort
 from adacur.search.plan import Plan
 from adacur.search.relevance import check_floors
-from adacur.search.single_values import USUAL_CALLS
 from adacur.search.snapshot import Snapshot
 from adacur.search.spending import Limits
 
@@ -26,6 +25,19 @@ if TYPE_CHECKING:
 
 # As long as a question usually is.
 _USUAL_QUERY = "what is the usual length of a question?"
+
+
+class SearchOptions(TypedDict, total=False):
+    """The options of every search of an index; `AnchorIndex.search` explains each."""
+
+    budget: int | str | Budget | None
+    method: str | Method | None
+    first: str | AnyStage | First | None
+    fuse: float | None
+    filter: Filter | None
+    min_relevance: float | None
+    min_score: float | None
+    effort: Effort | None
 
 
 def plan_search(
@@ -130,3 +142,25 @@ def _calls(limits: Limits, snapshot: Snapshot, k: int) -> tuple[int, int]:
             f"for {most}. Raise it, or lower k."
         )
     return min(len(items), max(k, expected)), min(len(items), max(k, 2 * cheapest))
+
+
+def search_options(index: AnchorIndex, **values: Any) -> SearchOptions:
+    """The options of a search from single values, as command lines and requests give them; None means not given.
+
+    Their names are those of `adacur.options.OPTIONS`; others are the method's.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    of_method = {name: given.pop(name) for name in [*given] if name not in SEARCH_OPTIONS}
+    if of_method or isinstance(given.get("method"), str):
+        given["method"] = method_named(str(given.get("method", index.snapshot.default_method)), **of_method)
+    limits, of_first = (
+        {name: given.pop(name) for name in PARTS[whole] if name in given} for whole in ("budget", "first")
+    )
+    if limits:
+        calls = len(index) if isinstance(given.get("method"), Exact) else USUAL_CALLS
+        given["budget"] = replace(Budget.of(given.get("budget", calls)), **limits)
+    if of_first:
+        if isinstance(given.get("first"), First):
+            raise InputError(f"Give {', '.join(of_first)} inside First(…), or beside a name; not both.")
+        given["first"] = First(given.get("first"), **of_first)
+    return cast("SearchOptions", given)

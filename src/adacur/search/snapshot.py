@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from adacur.arrays import BoolArray, IntArray
+from adacur.budget import USUAL_CALLS
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR
@@ -26,7 +27,6 @@ from adacur.search.index_stages import learned_slopes, save_first_stage
 from adacur.search.methods import METHODS, First, Method
 from adacur.search.places import InMemory
 from adacur.search.relevance import Relevance, read_relevance
-from adacur.search.single_values import USUAL_CALLS
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 from adacur.spelling import did_you_mean
 from adacur.store import Drift, IndexFolder, save_table

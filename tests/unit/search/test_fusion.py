@@ -7,7 +7,7 @@ from adacur import AnchorIndex, Budget, Exact, First, Gaussian, Hits, Item, Quer
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import Matrix
 from adacur.replay import replay
-from adacur.search.fusion import LISTED, fused
+from adacur.search.finish import LISTED, fused
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from adacur.protocols import Acquisition, Approximation, Ranking
 from adacur.records import Item, Query
 from adacur.search.asktell import NONE, SHORTLIST, QueryBatch
 from adacur.search.candidates import Candidates, raised_by
-from adacur.search.fusion import LISTED
+from adacur.search.finish import LISTED
 from adacur.search.places import check_pool
 from adacur.search.plan import Plan
 from adacur.seeds import item_keys
