@@ -1,7 +1,7 @@
 """Rounds of exact scores and predictions within a budget.
 
-Where to change what, in the order in which a search meets it: `index` is the face;
-`planning` reads options and puts a `snapshot` (one version of an index), a method, a budget and a first stage together to a `plan`;
+Where to change what, in the order in which a search meets it: `index` is the face; `planning` reads options and puts a
+`snapshot` (one version of an index), a method, a budget and a first stage together to a `plan`;
 `methods` is the one table of methods, a class each; `places` says where the items are; `rounds` is the loop that
 calls the scorer, and `asktell` one search of it (ask, tell, stop); `candidates` says which items are promising,
 `device_search` where a device holds the predictions; `spending` keeps to budgets, `sharing` to deadlines, `stopping`
