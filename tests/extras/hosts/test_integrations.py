@@ -15,7 +15,6 @@ import pytest
 import adacur
 from adacur import Item
 from adacur.errors import AdacurError, BudgetError, EmptyInput, InputError, NotAnIndex, ScorerFailed
-from adacur.options import SEARCH_OPTIONS
 from adacur.scorers import FunctionScorer, Metered
 from adacur.search import search_options
 from tests.host_world import ITEMS, QUERY, make_index, shared_words
@@ -291,47 +290,6 @@ def test_a_filter_means_what_it_means_in_a_search(host: Host, path: Path, scorer
     host.open(path, k=5, budget=20, scorer=scorer, check=False, filter=where)
 
     assert host.retrieve(QUERY) == expected(path, k=5, budget=20, filter=where) != []
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "budget": {"budget": "7 calls"},
-    "deadline": {"budget": 10, "deadline": 60.0},
-    "tokens": {"tokens": 150},
-    "cost": {"cost": "0.05 USD", "price": "0.01 USD / call"},
-    "price": {"price": "0.01 USD / call", "budget": 9},
-    "method": {"method": "rerank", "budget": 8},
-    "first": {"first": "random", "budget": 8},
-    "pool": {"pool": 10, "budget": 12},
-    "fuse": {"fuse": 0.5, "budget": 12},
-    "filter": {"filter": {"kind": ["ship", "city"]}, "budget": 12},
-    "min_relevance": {"min_relevance": 0.5, "budget": 40},
-    "min_score": {"min_score": 5.0, "budget": 40},
-    "effort": {"effort": "auto"},
-}
-
-
-@pytest.mark.parametrize("name", SEARCH_OPTIONS)
-def test_every_option_of_a_search_is_an_option_of_a_host(host: Host, path: Path, scorer: Metered, name: str) -> None:
-    def told(find: Callable[[], list[Found]]) -> Any:
-        try:
-            return [(one.id, one.score, one.metadata["round"]) for one in find()]
-        except AdacurError as error:
-            return str(error)
-
-    options = OPTIONS[name]
-    host.open(path, k=4, scorer=scorer, check=False, **options)
-
-    assert told(lambda: host.retrieve(QUERY)) == told(lambda: searched(path, k=4, **options)) != []
-
-
-def searched(path: Path, *, k: int, **options: Any) -> list[Found]:
-    with adacur.load(path, scorer=shared_words, check=False) as index:
-        hits = index.search(QUERY, k, **search_options(index, **options))
-        scores = hits.scores if hits.fused is None else hits.fused
-        return [
-            Found(id_, "", float(score), {"round": int(number)})
-            for id_, score, number in zip(hits.ids, scores, hits.rounds, strict=True)
-        ]
 
 
 @pytest.fixture(scope="module")
