@@ -135,7 +135,7 @@ async def test_a_reader_of_the_end_alone_gets_it_and_what_there_is_when_it_gives
     hits_of = stepping.RunningSearch.hits
     monkeypatch.setattr(stepping.RunningSearch, "hits", lambda self: made.append(1) or hits_of(self))
     left: list = []
-    options = {"k": 5, "budget": 40, "every_round": False, "so_far": left.append}
+    options = {"k": 5, "budget": 40, "every_round": False, "so_far": left.extend}
     scorer.gate.set()
     found = [hits async for hits in followed(index, world.test[0], **options)]
     assert [everything(hits) for hits in found] == [everything(alone.search(world.test[0], 5, budget=40))]
