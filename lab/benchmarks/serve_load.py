@@ -46,12 +46,11 @@ import adacur
 from adacur import AnchorIndex, Hits, Item, Query
 from adacur.arrays import FloatArray
 from adacur.data import pseudo_queries, wikivital
-from adacur.extras.server import create_app
+from adacur.extras.server import create_app, searching
 from adacur.extras.server.running import listening
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers import FunctionScorer
-from adacur.search import Plan, rounds
 
 ITEMS = 200
 ANCHORS = 20
@@ -294,10 +293,9 @@ class Apart:
         return self.scorer.score(pairs)
 
 
-def _in_the_queue(
-    index: AnchorIndex, plan: Plan, queries: Sequence[Query], k: int, *, started: float, **_: Any
-) -> AsyncGenerator[list[Hits], None]:
-    return rounds.asearch_iter(plan, queries, k, started=started)
+def _in_the_queue(index: AnchorIndex, query: Query, k: int, **options: Any) -> AsyncGenerator[Hits, None]:
+    del options["every_round"], options["so_far"]
+    return index.asearch_iter(query, k, **options)
 
 
 def serve(folder: Path, *, row: str, calls: str, model: Path | None = None, max_item_tokens: int = 0) -> None:
@@ -314,7 +312,7 @@ def serve(folder: Path, *, row: str, calls: str, model: Path | None = None, max_
     if calls == "apart":
         index = index.with_scorer(Apart)
     if calls == "queue":
-        setattr(AnchorIndex, "afollow", _in_the_queue)  # noqa: B010
+        vars(searching)["asearch_iter"] = _in_the_queue
     at = listening("127.0.0.1", 0)
     print(f"http://127.0.0.1:{at.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(create_app({"small": index}), log_config=None, access_log=False)).run(sockets=[at])

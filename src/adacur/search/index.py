@@ -147,7 +147,7 @@ class AnchorIndex:
         started = time.monotonic()
         plan = plan_search(self, k, **options)
         asked = as_queries([query] if isinstance(query, Query | str) else query)
-        with self._searching(plan) as answers:
+        with self.searching(plan) as answers:
             answers += rounds.search(plan, list(dict.fromkeys(asked)), k, started=started)
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
@@ -155,7 +155,7 @@ class AnchorIndex:
         """Like `search` for one query, yielding the hits so far after each round."""
         started = time.monotonic()
         plan = plan_search(self, k, **options)
-        with self._searching(plan) as answers:
+        with self.searching(plan) as answers:
             for hits in rounds.search_iter(plan, query, k, started=started):
                 answers[:] = [hits]
                 yield hits
@@ -177,9 +177,10 @@ class AnchorIndex:
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
         asked = as_queries([query] if isinstance(query, Query | str) else query)
-        distinct = list(dict.fromkeys(asked))
-        async with aclosing(self.afollow(plan, distinct, k, started=started, every_round=False)) as steps:
-            answers = [hits async for hits in steps][-1]
+        with self.searching(plan) as answers:
+            distinct = list(dict.fromkeys(asked))
+            async with aclosing(awaited(plan, distinct, k, started=started, every_round=False)) as steps:
+                answers[:] = [hits async for hits in steps][-1]
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
     async def asearch_iter(
@@ -188,42 +189,11 @@ class AnchorIndex:
         """Like `search_iter`, without blocking the event loop."""
         started = time.monotonic()
         plan = await asyncio.to_thread(plan_search, self, k, **options)
-        async with aclosing(self.afollow(plan, [query], k, started=started, waits=True)) as steps:
-            async for hits in steps:
-                yield hits[0]
-
-    async def afollow(
-        self,
-        plan: Plan,
-        queries: Sequence[Query | str],
-        k: int,
-        *,
-        started: float,
-        every_round: bool = True,
-        so_far: Callable[[list[Hits]], None] | None = None,
-        waits: bool = False,
-    ) -> AsyncGenerator[list[Hits], None]:
-        """Hits of all queries after each round of a plan of `plan_search`; the last are the answer.
-
-        Closing the generator ends the search. The deadline runs from `started`, a `time.monotonic()`.
-
-        - `every_round`: False makes hits only at the end, which saves some time;
-        - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them;
-        - `waits`: a round begins when its reader asks for it.
-        """
-        with self._searching(plan) as answers:
-
-            def given_up(hits: list[Hits]) -> None:
-                answers[:] = hits
-                if so_far is not None:
-                    so_far(hits)
-
-            options: dict[str, Any] = {"every_round": every_round, "so_far": given_up, "waits": waits}
-            # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
-            async with aclosing(awaited(plan, queries, k, started=started, **options)) as steps:
+        with self.searching(plan) as answers:
+            async with aclosing(awaited(plan, [query], k, started=started, waits=True)) as steps:
                 async for hits in steps:
                     answers[:] = hits
-                    yield hits
+                    yield hits[0]
 
     def explain(self, hits: Hits) -> list[Any]:
         """Why each item of a search is a hit; no scorer is called.
@@ -345,7 +315,7 @@ class AnchorIndex:
         self.close()
 
     @contextmanager
-    def _searching(self, plan: Plan) -> Iterator[list[Hits]]:
+    def searching(self, plan: Plan) -> Iterator[list[Hits]]:
         """Collects the hits of a search, and logs them at its end, even if it was cancelled."""
         answers: list[Hits] = []
         try:

@@ -163,4 +163,4 @@ def search_options(index: AnchorIndex, **values: Any) -> SearchOptions:
         if isinstance(given.get("first"), First):
             raise InputError(f"Give {', '.join(of_first)} inside First(…), or beside a name; not both.")
         given["first"] = First(given.get("first"), **of_first)
-    return cast("SearchOptions", given)
+    return cast("SearchOptions", dict.fromkeys(SearchOptions.__annotations__) | given)

@@ -19,10 +19,9 @@ from adacur.extras.server.scoring import ServedScorers
 from adacur.model.device_posteriors import DevicePosteriors
 from adacur.scores import PairsAt, joined_pairs
 from adacur.search import shared_loop as stepping
-from adacur.search.shared_loop import loop_of
+from adacur.search.shared_loop import asearch_iter, loop_of
 from tests.stopping import Stopping
 from tests.unit.search.test_device_search import QUERIES, index_of, rounds_of
-from tests.unit.search.test_stepping import followed
 
 torch = pytest.importorskip("torch")
 
@@ -66,7 +65,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def last(index: Any, query: Any, k: int, **options: Any) -> Any:
-    return [hits async for hits in followed(index, query, k, **options)][-1]
+    return [hits async for hits in asearch_iter(index, query, k, **options)][-1]
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ async def test_a_device_that_vanishes_is_named_and_what_was_scored_is_kept(monke
     kept: list[Any] = []
 
     async def search(query: Any) -> Any:
-        steps = followed(served_index, query, 5, budget=40, every_round=False, so_far=kept.extend)
+        steps = asearch_iter(served_index, query, 5, budget=40, every_round=False, so_far=kept.append)
         return [hits async for hits in steps]
 
     answers = await asyncio.gather(*(search(query) for query in QUERIES), return_exceptions=True)

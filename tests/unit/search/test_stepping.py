@@ -11,7 +11,6 @@ import warnings
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 
 import numpy as np
 import pytest
@@ -20,9 +19,8 @@ from adacur import AdaCUR, AnchorIndex, Budget, Rerank
 from adacur.errors import BudgetError, InputError, ScorerError, ScorerFailed
 from adacur.first_stages import as_hits
 from adacur.protocols import ScorerCard
-from adacur.search import plan_search
 from adacur.search import shared_loop as stepping
-from adacur.search.shared_loop import loop_of
+from adacur.search.shared_loop import asearch_iter, loop_of
 from tests.stopping import Stopping
 
 
@@ -72,17 +70,8 @@ def everything(hits) -> list:
     return [hits.query, hits.ids, hits.scores.tolist(), hits.rounds, rounds, hits.trace.stopped]
 
 
-async def followed(index, query, k=5, *, every_round=True, so_far=None, **options):
-    """The hits of one query after each round, in a search that does not wait for its reader."""
-    plan = await asyncio.to_thread(plan_search, index, k, **options)
-    steps = index.afollow(plan, [query], k, started=time.monotonic(), every_round=every_round, so_far=so_far)
-    async with aclosing(steps):
-        async for (hits,) in steps:
-            yield hits
-
-
 async def last(index, query, k=5, **options):
-    return [hits async for hits in followed(index, query, k, **options)][-1]
+    return [hits async for hits in asearch_iter(index, query, k, **options)][-1]
 
 
 async def until(true) -> None:
@@ -123,7 +112,7 @@ async def test_searches_of_all_kinds_answer_as_if_alone_to_the_last_bit(index, a
 
 async def test_every_round_is_told(index, alone, scorer, world) -> None:
     scorer.gate.set()
-    found = [everything(hits) async for hits in followed(index, world.test[0], 5, budget=40)]
+    found = [everything(hits) async for hits in asearch_iter(index, world.test[0], 5, budget=40)]
     assert found == [everything(hits) for hits in alone.search_iter(world.test[0], 5, budget=40)]
     assert len(found) == len(scorer.calls) == 5
 
@@ -135,9 +124,9 @@ async def test_a_reader_of_the_end_alone_gets_it_and_what_there_is_when_it_gives
     hits_of = stepping.RunningSearch.hits
     monkeypatch.setattr(stepping.RunningSearch, "hits", lambda self: made.append(1) or hits_of(self))
     left: list = []
-    options = {"k": 5, "budget": 40, "every_round": False, "so_far": left.extend}
+    options = {"k": 5, "budget": 40, "every_round": False, "so_far": left.append}
     scorer.gate.set()
-    found = [hits async for hits in followed(index, world.test[0], **options)]
+    found = [hits async for hits in asearch_iter(index, world.test[0], **options)]
     assert [everything(hits) for hits in found] == [everything(alone.search(world.test[0], 5, budget=40))]
     assert (len(made), left) == (1 + 1, [])
 
@@ -233,7 +222,7 @@ async def test_a_slow_first_stage_holds_up_nobody_else(world, scorer) -> None:
 
 async def test_a_reader_who_does_not_read_holds_up_nobody_and_misses_nothing(index, scorer, world) -> None:
     scorer.gate.set()
-    slow = followed(index, world.test[0], 5, budget=40)
+    slow = asearch_iter(index, world.test[0], 5, budget=40)
     first = await anext(slow)
     assert (await last(index, world.test[1], budget=40)).trace.calls == 40
     rest = [hits async for hits in slow]
@@ -423,7 +412,7 @@ async def test_what_a_search_paid_for_is_logged_at_its_end_and_when_it_is_given_
     index = AnchorIndex(world.index, scorer=scorer, log=Log())
     scorer.gate.set()
     await last(index, world.test[0], budget=20)
-    steps = followed(index, world.test[1], 5, budget=20)
+    steps = asearch_iter(index, world.test[1], 5, budget=20)
     assert (await anext(steps)).trace.calls == 6
     await steps.aclose()
     assert logged == [20, 6]

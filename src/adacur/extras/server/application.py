@@ -168,8 +168,8 @@ class _Server:
                     raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
                 self.turns.check()
                 planned = await asyncio.to_thread(plan_search, plan.served.index, plan.k, **plan.options)
-                searches[0].planned, ended = planned, partial(self._count, request, searches)
-                return SearchStream(searches[0], settings=planned.settings(), turns=self.turns, ended=ended)
+                ended = partial(self._count, request, searches)
+                return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
             try:
                 results = await self.turns.run(
                     partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds

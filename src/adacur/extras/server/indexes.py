@@ -21,7 +21,7 @@ from adacur.search import AnchorIndex, Filter, SearchOptions, search_options
 from adacur.search.filters import by_metadata
 from adacur.spelling import did_you_mean
 
-_OPTIONS = ("budget", "deadline", "method", *(one.name for one in OPTIONS if one.in_requests))
+_OPTIONS = ("budget", "method", *(one.name for one in OPTIONS if one.in_requests))
 _EXAMPLES, _LONGEST_EXAMPLE, _ITEMS_FOR_EXAMPLES = 4, 80, 200
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -46,7 +46,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The searches of one request, checked against the limits."""
+    """The searches of one request, checked against the limits; `deadline` is in seconds from its arrival."""
 
     served: Served
     queries: tuple[Query, ...]
@@ -55,6 +55,7 @@ class SearchRequest:
     options: SearchOptions
     trace: bool
     explain: bool = False
+    deadline: float | None = None
 
 
 def check_name(name: str) -> None:
@@ -94,8 +95,6 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
     if given.get("explain") and not one.index.snapshot.in_memory:
         raise Refusal(422, "invalid_request", "Hits of items that live in a vector engine cannot be explained.")
-    if given.get("deadline_ms"):
-        given["deadline"] = given["deadline_ms"] / 1000
     options = search_options(
         one.index, filter=_filter(filter_), **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)}
     )
@@ -107,6 +106,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
         options=options,
         trace=given.get("trace", False),
         explain=given.get("explain", False),
+        deadline=given["deadline_ms"] / 1000 if given.get("deadline_ms") else None,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from adacur.as_json import as_json, hit_rows, spent
+from adacur.budget import Budget
 from adacur.errors import AdacurError, EmptyInput
 from adacur.extras.server.concurrency import Turns
 from adacur.extras.server.failures import ClientGone, Refusal, as_refusal, json_text
@@ -21,7 +23,7 @@ from adacur.extras.server.indexes import SearchRequest
 from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
-from adacur.search import Plan, plan_search
+from adacur.search.shared_loop import asearch_iter
 
 # Proxies close a silent connection, and a slow scorer may take longer than they wait.
 _SECONDS_OF_SILENCE = 15.0
@@ -30,12 +32,11 @@ _TITLE_CHARS = 80
 
 
 class Search:
-    """The search of one query; `planned` is what it does, once that is known, and `last` holds its hits so far."""
+    """The search of one query; `last` holds its hits so far."""
 
     def __init__(self, plan: SearchRequest, query: Query, *, started: float, seconds: float) -> None:
         self.plan = plan
         self.query = query
-        self.planned: Plan | None = None
         self.last: Hits | None = None
         # What ended it, once it has begun: as its answer says, or "failed", "refused", "unfinished".
         self.stopped: str | None = None
@@ -54,24 +55,29 @@ class Search:
 
     async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
         """Search to the end, or until the time of the request is over."""
-        request, index = self.plan, self.plan.served.index
+        plan, options = self.plan, self.plan.options.copy()
+        if plan.deadline is not None:
+            budget = Budget.of(options["budget"] or len(plan.served.index))
+            # Even a late search scores something: a slightly late answer beats none.
+            deadline = max(0.001, plan.deadline - (self.seconds - self.seconds_left))
+            options["budget"] = replace(budget, deadline=deadline)
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
-                if self.planned is None:
-                    self.planned = await asyncio.to_thread(plan_search, index, request.k, **request.options)
                 # All requests of a scorer step in one loop.
-                asked: dict[str, Any] = {"every_round": on_round is not None, "so_far": self._note}
-                steps = index.afollow(self.planned, [self.query], request.k, started=self._started, **asked)
+                each = on_round is not None
+                steps = asearch_iter(
+                    plan.served.index, self.query, plan.k, every_round=each, so_far=self._note, **options
+                )
                 async with aclosing(steps) as rounds:
-                    async for (hits,) in rounds:
-                        self._note([hits])
+                    async for hits in rounds:
+                        self._note(hits)
                         if on_round is not None and hits.trace.rounds:
                             await on_round(hits)
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
-            if request.options.get("filter") is None:
+            if options["filter"] is None:
                 raise
             # No item passes the filter. That is not an error: a person may have chosen the filter on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
@@ -82,12 +88,13 @@ class Search:
                 message = f"Nothing was scored within {self.seconds:g} s. Ask for less, or try again later."
                 raise Refusal(504, "out_of_time", message) from error
         except Exception as error:
-            self._note(getattr(error, "hits", ()))
+            for hits in getattr(error, "hits", ()):
+                self._note(hits)
             self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
             raise
 
-    def _note(self, answers: Sequence[Hits]) -> None:
-        self.last = answers[0] if answers else self.last
+    def _note(self, hits: Hits) -> None:
+        self.last = hits
 
     def answer(self) -> dict[str, Any]:
         """The answer, at the end."""

@@ -11,6 +11,7 @@ from adacur import AnchorIndex
 from adacur.errors import TextTooLong
 from adacur.records import ItemList, Query
 from adacur.scorers import TorchCrossEncoder
+from adacur.search.shared_loop import asearch_iter
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, tiny_transformer
 
 pytest.importorskip("torch")
@@ -40,7 +41,7 @@ async def test_a_query_that_leaves_no_room_for_an_item_ends_only_its_own_search(
     index = AnchorIndex.from_arrays(items=ITEMS, anchor_queries=names, scores=anchors, scorer=scorer)
 
     async def search(query: Query) -> list:
-        return [hits async for hits in index.asearch_iter(query, 3, budget=8)]
+        return [hits async for hits in asearch_iter(index, query, 3, budget=8)]
 
     asked = [*QUERIES, LONG, TOO_LONG]
     *found, refused = await asyncio.gather(*(search(query) for query in asked), return_exceptions=True)
