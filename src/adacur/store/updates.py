@@ -20,7 +20,7 @@ from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query, as_queries, check_item, check_texts, repeats
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.build_blocks import build_scores, note_cut, save_rows
+from adacur.store.build_blocks import build_scores, save_rows
 from adacur.store.database import digest_items, digest_texts, metadata_as_json
 from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
 from adacur.store.folder import IndexFolder
@@ -30,7 +30,6 @@ from adacur.store.manifest import (
     Probe,
     keep_first_manifest,
     point_to,
-    read_manifest,
     write_manifest,
 )
 from adacur.store.parts import PARTS, Layout, Part, live_blocks, write_exact_cells, write_removed_items
@@ -256,9 +255,7 @@ class Update:
             return next(live_blocks(view.parts, n_items=stop, n_anchors=n_anchors, first=start))[1]
 
         dtype, items = view.manifest.dtype, view.items
-        part, cut = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells()), self._cut()
-        folder = self._index / part
-        write_manifest(folder, replace(read_manifest(folder), cut=cut))
+        part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells(), cut=self._cut())
         self._layout = Layout.whole(part, n_items=self._n_items, n_anchors=n_anchors)
         self._last_view = None
 
@@ -362,9 +359,7 @@ class Update:
         options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "executor": self._executor}
         with ScoringBar(self._progress) as bar:
             try:
-                part = build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
-                if part.manifest.cut is None:
-                    note_cut(part, scorer)
+                build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
             finally:
                 self.calls += bar.last.pairs_done - bar.last.resumed_pairs
                 self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
@@ -379,11 +374,12 @@ class Update:
         *,
         dtype: str,
         exact: BoolArray | None,
+        **facts: Any,
     ) -> str:
         """A part with scores that are known, written whole; its path in the index."""
         name = uuid.uuid4().hex[:16]
         hidden = self._index / PARTS / f".{name}"
-        save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer)
+        save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer, **facts)
         if exact is not None and not exact.all():
             write_exact_cells(hidden, lambda start, stop: exact[start:stop], shape=exact.shape)
         os.replace(hidden, self._index / PARTS / name)
