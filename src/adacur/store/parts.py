@@ -8,11 +8,10 @@ there is exactly one, whatever was removed in between.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -298,32 +297,20 @@ def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArr
     Read in blocks of items.
     """
     for part in filter(_is_partly_predicted, parts):
-        rows, columns, packed = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0), _cells(part)
+        file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, part.manifest.n_anchors)
+        with damage_reported(str(file)):
+            cells = read_array(file, kind="b", ndim=2, mapped=True)
+            if cells.shape != shape:
+                raise ValueError(f"it has shape {cells.shape} and not {shape}")
+        rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
-            bits = np.unpackbits(packed[some], axis=1, count=part.manifest.n_anchors)
-            yield part, part.rows[some], bits[:, columns].astype(np.bool_)
+            yield part, part.rows[some], cells[some][:, columns]
 
 
-def write_exact_cells(folder: Path, exact: Callable[[int, int], BoolArray], *, shape: tuple[int, ...]) -> None:
-    """Keep which scores of a part are the scorer's, a bit each, as `exact(start, stop)` gives them for some items."""
+def write_exact_cells(folder: Path, exact: BoolArray) -> None:
+    """Keep which scores of a part, (items, anchor queries), are the scorer's."""
     (folder / EXACT).mkdir()
-    n_items, n_anchors = shape
-    header = {"descr": "|u1", "fortran_order": False, "shape": (n_items, -(-n_anchors // 8))}
-    # Not through a memory map: on a full disk, that ends the process without an error.
-    with (folder / EXACT / _CELLS).open("wb") as cells:
-        np.lib.format.write_array_header_1_0(cells, header)
-        for start in range(0, n_items, _ROWS_AT_ONCE):
-            cells.write(np.packbits(exact(start, min(start + _ROWS_AT_ONCE, n_items)), axis=1).tobytes())
+    np.save(folder / EXACT / _CELLS, exact)
     write_checksums(folder / EXACT)
     sync_tree(folder / EXACT)
-
-
-def _cells(part: Part) -> Any:
-    """The bits of a part's scores, one row per item, left on the disk."""
-    file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, -(-part.manifest.n_anchors // 8))
-    with damage_reported(str(file)):
-        packed = read_array(file, kind="u", ndim=2, mapped=True)
-        if packed.shape != shape or packed.dtype != np.uint8:
-            raise ValueError(f"it has shape {packed.shape} and not {shape}")
-        return packed

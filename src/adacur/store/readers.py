@@ -26,8 +26,12 @@ READERS = "readers.lock"
 class Reading:
     """Keeps the version that it was opened on from being deleted, until released or forgotten."""
 
-    def __init__(self, descriptor: int | None) -> None:
-        self.release = weakref.finalize(self, _close, descriptor)
+    def __init__(self, home: Path) -> None:
+        # Where the lock cannot be had, the version is read without it.
+        with contextlib.ExitStack() as holding:
+            with contextlib.suppress(OSError):
+                holding.callback(os.close, _locked_file(home, exclusive=False))
+            self.release = weakref.finalize(self, holding.pop_all().close)
 
 
 def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
@@ -38,7 +42,7 @@ def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
     check_no_links(index)
     while True:
         home = home_of(index)
-        held = Reading(_locked_for_reading(home))
+        held = Reading(home)
         manifest = read_manifest(index)
         # While a lock is waited for, the version may have been left and pruned; one that is current is safe. So is
         # the manifest that was read meanwhile: that of the first build moves when a version takes its place.
@@ -50,49 +54,31 @@ def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
 @contextlib.contextmanager
 def _without_readers(home: Path) -> Iterator[bool]:
     """Whether no reader has this version open; while the block runs, none can open it."""
-    try:
-        descriptor = os.open(_lock_file(home), os.O_RDONLY)
-    except OSError as error:
-        # Without this file there is no reader; where it cannot be opened, there may be one.
-        yield isinstance(error, FileNotFoundError)
-        return
-    try:
-        yield _lock(descriptor, exclusive=True)
-    finally:
-        os.close(descriptor)
+    with contextlib.ExitStack() as holding:
+        try:
+            holding.callback(os.close, _locked_file(home, exclusive=True))
+        except OSError as error:
+            # Without this file there is no reader; where it cannot be opened or locked, there may be one.
+            yield isinstance(error, FileNotFoundError)
+            return
+        yield True
 
 
-def _lock_file(home: Path) -> Path:
+def _locked_file(home: Path, *, exclusive: bool) -> int:
+    """The descriptor of a version's lock, held until it is closed; OSError where it is not to be had."""
     # An index that was never changed has no file for this, and perhaps lies where nothing can be written.
-    return home / READERS if (home / READERS).exists() else home / SCORES / "zarr.json"
-
-
-def _locked_for_reading(home: Path) -> int | None:
-    try:
-        descriptor = os.open(_lock_file(home), os.O_RDONLY)
-    except OSError:
-        return None
-    if not _lock(descriptor, exclusive=False):
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _lock(descriptor: int, *, exclusive: bool) -> bool:
+    file = home / READERS if (home / READERS).exists() else home / SCORES / "zarr.json"
+    descriptor = os.open(file, os.O_RDONLY)
     try:
         import fcntl
-    except ImportError:
-        return True  # Windows deletes no file that is open.
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+    except ImportError:
+        pass  # Windows deletes no file that is open.
     except OSError:
-        return False
-    return True
-
-
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
 def places_of(index: Path, home: Path) -> set[str]:

@@ -381,7 +381,7 @@ class Update:
         hidden = self._index / PARTS / f".{name}"
         save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer, **facts)
         if exact is not None and not exact.all():
-            write_exact_cells(hidden, lambda start, stop: exact[start:stop], shape=exact.shape)
+            write_exact_cells(hidden, exact)
         os.replace(hidden, self._index / PARTS / name)
         sync_path(self._index / PARTS)
         return f"{PARTS}/{name}"
