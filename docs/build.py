@@ -3,8 +3,9 @@
     python docs/build.py [FOLDER]
 
 The README, which is the first page, the pages of docs/, the reproduction's, the changelog and the notebooks are copied
-to FOLDER/build/docs, where Zensical reads them, with links between them that hold there; the page on the command line is made anew first. A link to a file of the
-repository that is not on the site becomes plain text. Any warning of Zensical's ends the build.
+to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. The page on the command line
+is made anew first. A link to a file of the repository that is not on the site becomes plain text. Any warning of
+Zensical's ends the build.
 
 For readers that are programs, each page of text lies beside its HTML as Markdown, llms.txt lists them by the menu, and
 llms-full.txt has them in one file. The reference of Python is made while rendering and exists as HTML alone.
@@ -105,7 +106,7 @@ def list_of_notes() -> str:
     lines = [
         "# Design notes",
         "",
-        "A page for each part: what was chosen, and every option that was rejected, with the reason and the measurement.",
+        "A page for each part: what was chosen, and every rejected option, with the reason and the measurement.",
         "",
     ]
     for file in sorted((ROOT / "docs/design").glob("*.md")):
