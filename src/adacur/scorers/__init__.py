@@ -27,7 +27,6 @@ from adacur.scorers.calling import ascore, score_grid
 from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.onnx_export import export_onnx
-from adacur.scorers.cross_encoders.pair_explanation import Explanation
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
@@ -44,7 +43,6 @@ __all__ = [
     "CacheWarning",
     "Cached",
     "EmbHead",
-    "Explanation",
     "FunctionScorer",
     "HttpScorer",
     "JudgeScorer",

@@ -68,8 +68,7 @@ def fast_forward(
 
 def _can_read(opened: OpenedModel) -> bool:
     """Whether its head is known to read nothing but the vectors of first tokens, or of tags."""
-    pools_first = opened.shape == "pooled" and opened.model.pooling == "cls"
-    return opened.tags is not None or pools_first or hasattr(opened.model, "classifier")
+    return opened.tags is not None or hasattr(opened.model, "classifier")
 
 
 def _head(opened: OpenedModel, parts: ModelParts) -> Callable[[Any], Any]:
@@ -79,8 +78,6 @@ def _head(opened: OpenedModel, parts: ModelParts) -> Callable[[Any], Any]:
         from adacur.extras.train.emb_module import tag_scores
 
         return tag_scores
-    if opened.shape == "pooled" and model.pooling == "cls":
-        return lambda vectors: read(model.layers(vectors[:, 0]))
     return lambda vectors: read(_classified(model, vectors))
 
 

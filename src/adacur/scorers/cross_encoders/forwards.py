@@ -93,7 +93,7 @@ def model_parts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad
     """A model of plain pairs, ready to run."""
     model = _with_float32_head(opened.model, dtype).to(device).eval()
     # The configuration of a body counts two labels by default.
-    n_labels = model.config.num_labels if opened.shape == "pairs" and opened.tags is None else 1
+    n_labels = model.config.num_labels if opened.tags is None else 1
     rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=n_labels)
     weights = torch.tensor(opened.readout.weights, device=device)
 

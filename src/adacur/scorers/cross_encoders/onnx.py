@@ -24,7 +24,6 @@ from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import has_chat_template
 from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
 from adacur.scorers.cross_encoders.emb_head import EmbHead
-from adacur.scorers.cross_encoders.pair_explanation import Explanation, explained
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
 from adacur.scorers.cross_encoders.token_limit import folder_limit
 from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
@@ -119,10 +118,6 @@ class OnnxCrossEncoder(Closing):
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         return self._scores(self._tokens.pairs(pairs))
-
-    def explain(self, query: Query | str, item: Item | str) -> Explanation:
-        """What the model reads of a pair, and the score that is made of it."""
-        return explained(query, item, tokens=self._tokens, scores=self._scores)
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""

@@ -57,13 +57,6 @@ class OpenedModel(NamedTuple):
         """The half precision to run it in: what its makers saved it in, or else the finer one."""
         return "bfloat16" if self.head is not None and str(self.model.dtype) == "torch.bfloat16" else "float16"
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What besides weights and the files in the folder itself decides the scores."""
-        if self.shape != "pooled":
-            return {}
-        return {"pooling": self.model.pooling, "layers": str(self.model.layers)}
-
     def token_limit(self, given: int | None, folder: Path) -> TokenLimit:
         """The most tokens of a pair, as given or as the files in its folder say."""
         config, length = self.model.config.to_dict(), self.tokenizer.model_max_length
@@ -77,18 +70,14 @@ def open_model(
     read = None if readout is None else Readout.of(readout)
     if st_modules(folder):
         check_names_no_code(folder)
-    if (tags := EmbHead.from_config(json_in(folder, "config.json"))) is not None or shape_of(folder)[0] == "pooled":
+    if (tags := EmbHead.from_config(json_in(folder, "config.json"))) is not None:
         if any(given is not None for given in (prompt, instruction, read)):
             raise InputError(
                 f"The model in {folder} takes plain pairs and has a head of its own: leave out prompt, instruction and "
                 "readout."
             )
-        if tags is not None:
-            tokenizer, model = named(LOAD_EMB)(folder)
-            return OpenedModel("pairs", tokenizer, model, Readout.label(), tags=tags)
-        from adacur.scorers.cross_encoders.pooled_head import load_pooled_classifier
-
-        return OpenedModel("pooled", *load_pooled_classifier(folder), Readout.label())
+        tokenizer, model = named(LOAD_EMB)(folder)
+        return OpenedModel("pairs", tokenizer, model, Readout.label(), tags=tags)
     if shape_of(folder)[0] == "decoder":
         return _language_model(folder, name, prompt=prompt, instruction=instruction, readout=read)
     if prompt is None and instruction is not None:

@@ -270,18 +270,6 @@ class PairTokenizer:
             item_first=self.prompt is not None and self.prompt.item_first,
         )
 
-    def tokens_of(self, ids: Sequence[int]) -> list[str]:
-        """These ids as the vocabulary has them."""
-        return [str(self._tokenizer.id_to_token(int(number))) for number in ids]
-
-    def text_of(self, ids: Sequence[int]) -> str:
-        """These ids as one text."""
-        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=False))
-
-    def whole_length(self, item: Item) -> int:
-        """How many tokens an item's piece has before anything is cut."""
-        return len(self._tokens([item.text], "item")[0]) + (self._tags is not None)
-
     @property
     def _bridge(self) -> TokenArray:
         return _NO_TOKENS if self._pieces is None else np.asarray(self._pieces.bridge)

@@ -22,7 +22,6 @@ from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
 from adacur.scorers.cross_encoders.forwards import forward_of
 from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
-from adacur.scorers.cross_encoders.pair_explanation import Explanation, explained
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
@@ -41,8 +40,8 @@ _PAIRS_AT_ONCE = 1 << 22
 class TorchCrossEncoder(Closing):
     """A transformers model as a scorer, from a folder or by a hub name; raw float32 logits.
 
-    Its files say what it is: a classifier of plain pairs, an [EMB] cross-encoder, a transformer with pooling and dense
-    layers (modules.json), or a language model that reads a prompt: a causal one, or a classifier with a chat template.
+    Its files say what it is: a classifier of plain pairs, an [EMB] cross-encoder, or a language model that reads a
+    prompt: a causal one, or a classifier with a chat template.
 
     - `prompt`: in place of the model's own, a text with {query} and {item}, or messages for its chat template
     - `instruction`: the task, where the prompt has a place for it; another instruction is another scorer
@@ -89,7 +88,7 @@ class TorchCrossEncoder(Closing):
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
         known_as = self._folder.resolve().name if is_local else str(name_or_folder)
         opened = open_model(self._folder, known_as, prompt=prompt, instruction=instruction, readout=readout)
-        self.prompt, self.readout, self._settings = opened.prompt, opened.readout, opened.settings
+        self.prompt, self.readout = opened.prompt, opened.readout
         self._dtype = dtype or (opened.half if self._device.type == "cuda" else "float32")
         self._options: dict[str, Any] = {
             "dtype": self._dtype,
@@ -139,7 +138,7 @@ class TorchCrossEncoder(Closing):
             limited_by=self._limit.origin,
             max_item_tokens=self._tokens.max_item_tokens,
             source=self._source,
-            settings=settings_hash(self._folder, more=self._settings),
+            settings=settings_hash(self._folder),
             prompt=None if self.prompt is None else self.prompt.text,
             readout=None if self.readout == Readout.label() else str(self.readout),
         )
@@ -178,10 +177,6 @@ class TorchCrossEncoder(Closing):
             part = texts.with_items(start, start + at_once)
             scores[:, start : start + at_once] = self._scores(part.grid()).reshape(len(queries), len(part.items))
         return scores
-
-    def explain(self, query: Query | str, item: Item | str) -> Explanation:
-        """What the model reads of a pair, and the score that is made of it."""
-        return explained(query, item, tokens=self._tokens, scores=self._scores, readout=self.readout)
 
     def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
         """Tokens per pair as the model takes it, counted without scoring."""

@@ -68,10 +68,10 @@ def tensors_digest(tensors: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[str, Any] | None = None) -> str:
-    """A hash of the files that decide, beside the weights, what a model makes of a text: `files` are their patterns.
+def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
+    """A hash of the files that decide, with the weights, what a model makes of a text: `files` are their patterns.
 
-    JSON counts by its content, not by its layout. `more` are settings that are in none of them.
+    JSON counts by its content, not by its layout.
     """
     digest = hashlib.sha256()
     for path in sorted({path for pattern in files for path in folder.glob(pattern)}):
@@ -80,8 +80,6 @@ def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[
             content = json.dumps(with_effect(json_in(folder, path.name)), sort_keys=True).encode()
         digest.update(f"{path.name} {len(content)} ".encode())
         digest.update(content)
-    if more:
-        digest.update(json.dumps(more, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 

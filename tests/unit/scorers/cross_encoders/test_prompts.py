@@ -19,7 +19,6 @@ from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.opened_model import pair_prompt
 from adacur.scorers.cross_encoders.pair_prompt import PromptPieces, knows_pairs
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
-from tests.functional.commands import here
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_decoder, tiny_transformer
 
 FORMATS = [
@@ -488,26 +487,11 @@ def test_another_instruction_is_another_scorer_and_an_index_refuses_it(causal, t
     with adacur.load(tmp_path / "index") as index:
         assert (index.scorer.card.prompt, index.scorer.card.readout) == (built.card.prompt, built.card.readout)
         assert index.drift is None
-    (told,) = here("inspect", tmp_path / "index", "--show", "pair", "--json").json()
-    assert told["prompt"].startswith("w1 w9 ")
-    assert told["score"] == pytest.approx(told["stored"], abs=1e-3)
-    assert "read as odds('yes', 'no'): " in here("inspect", tmp_path / "index", "--show", "pair").out
     with adacur.load(tmp_path / "index", scorer=causal) as index:
         assert index.scorer.card == built.card
     for other in ({"instruction": "w8"}, {"instruction": "w9", "readout": "token('yes')"}):
         with TorchCrossEncoder(causal, **other, **options) as scorer, pytest.raises(WrongScorer, match=r"w9|yes"):
             adacur.load(tmp_path / "index", scorer=scorer)
-
-
-def test_a_pair_is_explained_as_it_is_read(causal, tmp_path) -> None:
-    with TorchCrossEncoder(causal, prompt="w1 {query} w2 {item} yes", device="cpu", max_item_tokens=3) as opened:
-        told = opened.explain("w3", "w4 w5 w6 w7 w8")
-        assert told.prompt == "w1 w3 w2 w4 w5 w6 w7 w8 yes"
-        assert told.tokens == ("w1", "w3", "w2", "w4", "w5", "w6", "yes")
-        assert (told.cut, told.readout) == (2, "odds('yes', 'no')")
-        assert told.score == pytest.approx(opened.score([(Query("q", "w3"), Item("i", "w4 w5 w6 w7 w8"))])[0], abs=1e-5)
-    with TorchCrossEncoder(tiny_transformer(tmp_path / "plain"), device="cpu") as plain:
-        assert plain.explain("w1", "w2 w3").tokens == ("[CLS]", "w1", "[SEP]", "w2", "w3", "[SEP]")
 
 
 def test_two_labels_are_read_as_their_difference_where_one_says_so(tmp_path) -> None:
@@ -521,7 +505,7 @@ def test_two_labels_are_read_as_their_difference_where_one_says_so(tmp_path) -> 
     model = pytest.importorskip("transformers").AutoModelForSequenceClassification.from_pretrained(folder).eval()
     ids = pytest.importorskip("torch").tensor([[2, 4, 3, 5, 3]]), pytest.importorskip("torch").tensor([[0, 0, 0, 1, 1]])
     logits = model(input_ids=ids[0], token_type_ids=ids[1]).logits[0].tolist()
-    assert right.explain("w0", "w1").score == pytest.approx(logits[1] - logits[0], abs=1e-5)
+    assert right.score([(Query("q", "w0"), Item("i", "w1"))])[0] == pytest.approx(logits[1] - logits[0], abs=1e-5)
     assert right.card.readout == "labels(1, 0)"
 
 

@@ -124,7 +124,7 @@ def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool | str
     return folder
 
 
-def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
+def tiny_modular(folder: Path) -> Path:
     """A transformer, a pooling and a dense layer as one CrossEncoder of sentence-transformers."""
     library = pytest.importorskip("sentence_transformers")
     torch = pytest.importorskip("torch")
@@ -139,7 +139,7 @@ def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
         module_input_name="sentence_embedding",
         module_output_name="scores",
     )
-    library.CrossEncoder(modules=[body, modules.Pooling(32, pooling_mode=pooling), dense]).save_pretrained(str(folder))
+    library.CrossEncoder(modules=[body, modules.Pooling(32, pooling_mode="mean"), dense]).save_pretrained(str(folder))
     return folder
 
 
