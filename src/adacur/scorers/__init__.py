@@ -24,9 +24,7 @@ from __future__ import annotations
 from adacur.scorers.by_name import scorer
 from adacur.scorers.cached import Cached, CacheWarning
 from adacur.scorers.calling import ascore, score_grid
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
-from adacur.scorers.cross_encoders.onnx_export import export_onnx
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
@@ -42,7 +40,6 @@ from adacur.scorers.shared_batches import SharedBatches
 __all__ = [
     "CacheWarning",
     "Cached",
-    "EmbHead",
     "FunctionScorer",
     "HttpScorer",
     "JudgeScorer",
@@ -58,7 +55,6 @@ __all__ = [
     "TorchCrossEncoder",
     "ascore",
     "count_tokens",
-    "export_onnx",
     "price_of",
     "score_grid",
     "scorer",

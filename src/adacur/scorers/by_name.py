@@ -16,10 +16,10 @@ from typing import Any
 
 from adacur.data.catalogue import fetch, names
 from adacur.errors import AdacurError, InputError, MissingExtra, UnknownName, UnknownOption
+from adacur.names import EMB_KEY
 from adacur.protocols import Scorer
 from adacur.requirements import install_command, require
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, shape_of
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
@@ -183,7 +183,7 @@ def _of_files(folder: Path, source: str | Path, options: dict[str, Any]) -> Scor
     is_modular = (folder / "modules.json").is_file()
     if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
-    shape, why = ("pairs", "") if EmbHead.from_config(json_in(folder, "config.json")) else shape_of(folder)
+    shape, why = ("pairs", "") if EMB_KEY in json_in(folder, "config.json") else shape_of(folder)
     if shape == "pairs" and (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
         name = {"name": source} if isinstance(source, str) else {}
         return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)

@@ -74,23 +74,22 @@ def with_recording(scorer: TorchCrossEncoder, **options) -> Recording:
 @given(lengths=st.lists(st.integers(1, 700), min_size=1, max_size=512))
 def test_a_bucket_holds_its_pairs_with_little_filler(lengths: list[int]) -> None:
     own = np.array(lengths)
-    bucket = Bucket.of(own, reads=1)
+    bucket = Bucket.of(own)
     assert bucket is not None
     assert len(own) <= bucket.pairs <= 8 * len(own)
     assert max(own) <= bucket.longest <= max(64, 2 * max(own))
     assert sum(own) <= bucket.tokens <= max(sum(own) + 127, 1.25 * sum(own))
     assert bucket.holds(bucket)
-    assert Bucket.of(np.append(own, 64)[-512:], reads=3) != bucket
 
 
 def test_more_pairs_than_the_largest_bucket_has_have_none() -> None:
-    assert Bucket.of(np.ones(513, np.intp), reads=1) is None
-    assert Bucket.of(np.ones(0, np.intp), reads=1) is None
+    assert Bucket.of(np.ones(513, np.intp)) is None
+    assert Bucket.of(np.ones(0, np.intp)) is None
 
 
 def test_few_buckets_serve_the_calls_of_a_search() -> None:
     rng = np.random.default_rng(0)
-    buckets = {Bucket.of(rng.integers(60, 180, 20), reads=1) for _ in range(500)}
+    buckets = {Bucket.of(rng.integers(60, 180, 20)) for _ in range(500)}
     assert len(buckets) <= 4
 
 

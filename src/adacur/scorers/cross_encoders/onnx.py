@@ -23,10 +23,9 @@ from adacur.records import Item, Pair, Query
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import has_chat_template
 from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
 from adacur.scorers.cross_encoders.token_limit import folder_limit
-from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
+from adacur.scorers.cross_encoders.weights import settings_hash, weights_hash
 from adacur.scorers.wrapping import Closing
 
 _INT8_OPERATORS = (
@@ -69,9 +68,7 @@ class OnnxCrossEncoder(Closing):
         self._threads = threads or _cores()
         self._threads_were_given = threads is not None
         self._name = name or folder.resolve().name
-        config = json_in(folder, "config.json")
-        head = EmbHead.from_config(config)
-        if head is None and has_chat_template(folder):
+        if has_chat_template(folder):
             raise InputError(
                 f"The tokenizer in {folder} writes pairs into a chat template, which an ONNX graph does not know; "
                 "scored as a plain pair, every score would be wrong. Give the checkpoint that it was made from, which "
@@ -82,7 +79,6 @@ class OnnxCrossEncoder(Closing):
             _tokenizer(tokenizers, folder / "tokenizer.json"),
             max_tokens=self._limit.tokens,
             max_item_tokens=max_item_tokens,
-            head=head,
         )
         try:
             self._is_int8 = _mentions(self._file, _INT8_OPERATORS)
@@ -101,11 +97,10 @@ class OnnxCrossEncoder(Closing):
 
     @cached_property
     def card(self) -> ScorerCard:
-        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="onnx",
-            weights=weights_hash(_files_with_weights(self._file), settings=head),
+            weights=weights_hash(_files_with_weights(self._file)),
             dtype="int8" if self._is_int8 else "float16" if self._is_float16 else "float32",
             max_tokens=self._limit.tokens,
             limited_by=self._limit.origin,

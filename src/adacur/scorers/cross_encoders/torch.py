@@ -106,7 +106,6 @@ class TorchCrossEncoder(Closing):
             opened.tokenizer.backend_tokenizer,
             max_tokens=self._limit.tokens,
             max_item_tokens=max_item_tokens,
-            head=opened.tags,
             prompt=opened.prompt,
         )
         pad_id = opened.model.config.pad_token_id
@@ -128,11 +127,10 @@ class TorchCrossEncoder(Closing):
     @cached_property
     def card(self) -> ScorerCard:
         files = weight_files(self._folder)
-        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="torch",
-            weights=weights_hash(files, settings=head),
+            weights=weights_hash(files),
             dtype=self._dtype,
             max_tokens=self._limit.tokens,
             limited_by=self._limit.origin,

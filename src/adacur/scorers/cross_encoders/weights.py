@@ -43,18 +43,13 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = None) -> str:
-    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names.
-
-    `settings` are what besides weights decides the scores, such as a head without any.
-    """
+def weights_hash(files: Iterable[Path]) -> str:
+    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names."""
     digest = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-    if settings:
-        digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 

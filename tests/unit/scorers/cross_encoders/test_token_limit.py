@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from adacur.errors import InputError
+from adacur.extras.train import export_onnx
 from adacur.records import Item, Query
-from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, export_onnx
+from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
 from adacur.scorers.cross_encoders.token_limit import token_limit
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 

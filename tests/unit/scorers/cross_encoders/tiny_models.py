@@ -9,9 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from adacur.extras.train import make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train import EmbHead, export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
-from adacur.scorers import EmbHead, export_onnx
 
 WORDS = [f"w{number}" for number in range(40)]
 QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
