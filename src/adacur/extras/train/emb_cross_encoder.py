@@ -108,7 +108,10 @@ def _put_around(tokenizer: Any, head: EmbHead) -> None:
     added = [tokenizers.AddedToken(tag, special=True, normalized=False) for tag in head.tags]
     tokenizer.add_tokens(added, special_tokens=True)
     backend = tokenizer.backend_tokenizer
-    template = PairTemplate.of(type(backend).from_str(backend.to_str()))
+    plain = type(backend).from_str(backend.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    template = PairTemplate.of(plain)
     start, end, item = (tokenizer.convert_tokens_to_ids(tag) for tag in head.tags)
     if start in template.prefix[0] and end in template.middle[0] and item in template.middle[0]:
         return
