@@ -8,6 +8,7 @@ from typing import Any
 
 from adacur.errors import InputError
 from adacur.extras.train.emb_head import EmbHead
+from adacur.extras.train.written_whole import written_whole
 from adacur.names import EMB_KEY
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
@@ -17,7 +18,6 @@ from adacur.scorers.cross_encoders.checkpoints import (
     read_model,
     read_pretrained,
     read_tokenizer,
-    written_whole,
 )
 from adacur.scorers.cross_encoders.pair_tokens import PairTemplate
 from adacur.scorers.cross_encoders.weights import json_in

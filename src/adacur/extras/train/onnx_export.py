@@ -14,10 +14,11 @@ import numpy as np
 
 from adacur.errors import InputError
 from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder
+from adacur.extras.train.written_whole import written_whole
 from adacur.names import EMB_KEY
 from adacur.records import Item, Query
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet, written_whole
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.token_limit import token_limit
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder

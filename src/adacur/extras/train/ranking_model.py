@@ -22,13 +22,13 @@ from adacur.errors import InputError, TrainingFailed
 from adacur.extras.train.emb_cross_encoder import make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.extras.train.emb_head import EmbHead
 from adacur.extras.train.emb_module import EmbCrossEncoder
+from adacur.extras.train.written_whole import written_whole
 from adacur.scorers.cross_encoders.checkpoints import (
     check_complete,
     has_chat_template,
     quiet,
     read_model,
     read_tokenizer,
-    written_whole,
 )
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
-from adacur.budget import is_whole
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
@@ -61,8 +61,7 @@ class OnnxCrossEncoder(Closing):
     ) -> None:
         onnxruntime = require("onnxruntime", extra="onnx")
         tokenizers = require("tokenizers", extra="onnx")
-        if threads is not None and not (is_whole(threads) and threads >= 1):
-            raise InputError(f"threads must be a whole number of at least 1, or None for all cores; got {threads!r}.")
+        at_least(1, threads=threads)
         self._file = _model_file(Path(model))
         folder = self._folder = _folder_with_tokenizer(self._file)
         self._threads = threads or _cores()

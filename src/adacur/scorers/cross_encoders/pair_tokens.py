@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adacur.arrays import BoolArray, IntArray
+from adacur.budget import at_least
 from adacur.errors import InputError, TextTooLong
 from adacur.records import Item, Pair, Query
 from adacur.remembered import Remembered
@@ -197,8 +198,7 @@ class PairTokenizer:
         least = LEAST_ITEM_TOKENS + self.template.n_special + self._around_items + around_queries + 1
         if max_tokens < least:
             raise InputError(f"max_tokens must be at least {least} to hold a query and an item; got {max_tokens}.")
-        if max_item_tokens is not None and max_item_tokens < 1:
-            raise InputError(f"max_item_tokens must be at least 1, or None for no limit; got {max_item_tokens}.")
+        at_least(1, max_item_tokens=max_item_tokens)
 
     def pairs(self, pairs: Sequence[Pair]) -> TokenPairs:
         """These pairs."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Items, Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
@@ -78,8 +79,7 @@ class TorchCrossEncoder(Closing):
         self._device = self._torch.device(_device(self._torch, device))
         if dtype not in (None, *_DTYPES):
             raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
-        if batch_tokens is not None and batch_tokens < 1:
-            raise InputError(f"batch_tokens must be at least 1; got {batch_tokens}.")
+        at_least(1, batch_tokens=batch_tokens)
         self._most_batch_tokens = batch_tokens or _default_batch_tokens(self._torch, self._device)
         self._batch_tokens = self._most_batch_tokens
         is_local = Path(name_or_folder).is_dir()
