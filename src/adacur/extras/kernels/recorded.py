@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ class RecordedForward:
                 return None
             if recorded is None:
                 return None
-            fill(recorded.written, pairs, recorded.bucket, lengths=lengths, pad_id=self._pad_id)
+            fill(recorded.written, pairs, recorded.bucket, lengths=lengths, pad_id=self._pad_id, late=types[2])
             try:
                 recorded.numbers.copy_(recorded.host, non_blocking=True)
                 recorded.replay()
@@ -174,7 +175,7 @@ class RecordedForward:
                 self._torch.cuda.empty_cache()
         return had_some
 
-    def _recorded_for(self, bucket: Bucket, *, types: tuple[int, int]) -> _Recorded | None:
+    def _recorded_for(self, bucket: Bucket, *, types: tuple[int, int, int]) -> _Recorded | None:
         if (recorded := self._recorded.get(bucket)) is not None:
             return recorded
         if len(self._recorded) < self._most:
@@ -183,7 +184,7 @@ class RecordedForward:
         larger = [other for other in self._recorded if other.holds(bucket) and other.tokens <= 2 * bucket.tokens]
         return self._recorded[min(larger, key=lambda other: other.tokens)] if larger else None
 
-    def _record(self, bucket: Bucket, *, types: tuple[int, int]) -> _Recorded:
+    def _record(self, bucket: Bucket, *, types: tuple[int, int, int]) -> _Recorded:
         torch, started = self._torch, time.perf_counter()
         on_cuda = self._device.type == "cuda"
         host = torch.zeros(bucket.size, dtype=torch.int32, pin_memory=on_cuda)
@@ -221,15 +222,25 @@ class RecordedForward:
         return self._torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
 
-def two_types(template: PairTemplate) -> tuple[int, int] | None:
-    """The token types up to the item and from there on; None where they change elsewhere too."""
-    head = {template.query_type, *template.prefix[1].tolist(), *template.middle[1].tolist()}
+def two_types(template: PairTemplate) -> tuple[int, int, int] | None:
+    """The token types up to a place and from there on, and how many tokens before the item that place is.
+
+    None where they change elsewhere too.
+    """
+    middle = template.middle[1].tolist()
+    late = len(list(takewhile(lambda kind: kind == template.item_type != template.query_type, reversed(middle))))
+    head = {template.query_type, *template.prefix[1].tolist(), *middle[: len(middle) - late]}
     tail = {template.item_type, *template.suffix[1].tolist()}
-    return (head.pop(), tail.pop()) if len(head) == len(tail) == 1 else None
+    return (head.pop(), tail.pop(), late) if len(head) == len(tail) == 1 else None
 
 
-def fill(numbers: npt.NDArray[np.int32], pairs: TokenPairs, bucket: Bucket, *, lengths: IntArray, pad_id: int) -> None:
-    """Write these pairs, of these lengths, into a row; places behind them hold pairs without tokens."""
+def fill(
+    numbers: npt.NDArray[np.int32], pairs: TokenPairs, bucket: Bucket, *, lengths: IntArray, pad_id: int, late: int = 0
+) -> None:
+    """Write these pairs, of these lengths, into a row; places behind them hold pairs without tokens.
+
+    The item's token type begins `late` tokens before the item.
+    """
     texts, n = pairs.texts, len(pairs)
     heads, suffix, spaces = [head[0] for head in texts.heads], texts.template.suffix[0], texts.space.tolist()
     parts: list[TokenArray] = []
@@ -248,11 +259,11 @@ def fill(numbers: npt.NDArray[np.int32], pairs: TokenPairs, bucket: Bucket, *, l
     starts[0] = 0
     starts[1 : n + 1] = ends
     starts[n + 1 :] = n_tokens
-    item_starts[:n] = firsts + head_lengths
+    item_starts[:n] = firsts + head_lengths - late
     item_starts[n:] = n_tokens
 
 
-def packed(torch: Any, numbers: Any, bucket: Bucket, *, types: tuple[int, int]) -> PackedTokens:
+def packed(torch: Any, numbers: Any, bucket: Bucket, *, types: tuple[int, int, int]) -> PackedTokens:
     """What an encoder takes, of a row on its device; never waits for the device."""
     ids, starts, item_starts = bucket.parts(numbers)
     rows = torch.arange(bucket.tokens, dtype=starts.dtype, device=starts.device)

@@ -18,11 +18,17 @@ def tag_scores(vectors: Any) -> Any:
     return ((start + end) / 2 * item).sum(1)
 
 
-def tag_rows(ids: Any, text_of: Any, n_texts: int, tag_ids: tuple[int, int, int]) -> Any:
-    """The rows of each text's tags, (texts, 3), where texts lie one behind the other: row i belongs to `text_of[i]`.
+def tag_places(input_ids: Any, tag_ids: tuple[int, int, int]) -> Any:
+    """The places of each text's tags, (texts, 3): those within query and item count before those around them."""
+    starts, ends, items = (input_ids == tag for tag in tag_ids)
+    in_query = ends.long().cumsum(1) == 0
+    # Where a count of tags is reached first, the last of them stands.
+    last_start, last_item = ((starts & in_query).long().cumsum(1), items.long().cumsum(1))
+    return torch.stack((last_start.argmax(1), ends.long().argmax(1), last_item.argmax(1)), 1)
 
-    Those within the query's and the item's own text count before those that stand around it.
-    """
+
+def packed_tag_rows(ids: Any, text_of: Any, n_texts: int, tag_ids: tuple[int, int, int]) -> Any:
+    """The same where texts lie one behind the other: rows, (texts, 3); row i belongs to text `text_of[i]`."""
     start, end, item = tag_ids
     rows = torch.arange(len(ids), device=ids.device)
 
@@ -60,7 +66,7 @@ class EmbCrossEncoder(torch.nn.Module):  # type: ignore[misc]
         rows = torch.arange(len(tokens.ids), dtype=tokens.starts.dtype, device=tokens.ids.device)
         n_texts = len(tokens.starts) - 1
         text_of = torch.searchsorted(tokens.starts[1:], rows, right=True).clamp(max=n_texts - 1)
-        return tag_rows(tokens.ids, text_of, n_texts, self.tag_ids)
+        return packed_tag_rows(tokens.ids, text_of, n_texts, self.tag_ids)
 
     def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> SequenceClassifierOutput:
         """Scores as `logits` of shape (pairs, 1), float32 whatever the body runs in."""
@@ -68,7 +74,5 @@ class EmbCrossEncoder(torch.nn.Module):  # type: ignore[misc]
         if self._takes_types and token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         states = self.base_model(**inputs).last_hidden_state
-        n_texts, length = input_ids.shape
-        text_of = torch.arange(n_texts * length, device=input_ids.device) // length
-        rows = tag_rows(input_ids.flatten(), text_of, n_texts, self.tag_ids)
-        return SequenceClassifierOutput(logits=tag_scores(states.flatten(0, 1)[rows])[:, None])
+        vectors = states.gather(1, tag_places(input_ids, self.tag_ids)[:, :, None].expand(-1, -1, states.shape[2]))
+        return SequenceClassifierOutput(logits=tag_scores(vectors)[:, None])
