@@ -34,8 +34,8 @@ from adacur.store.build_blocks import remembering
 from adacur.store.compressed import is_compressed, read_features
 
 _Value = TypeVar("_Value")
-# Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
-# whatever the index has; random needs nothing.
+# Words and meaning together are the better start at every budget tried (docs/design/ranks.md); then a dual encoder,
+# then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
 _FARTHEST = math.log(REACH) + 1e-9
 # The first stages that know words alone, and their weight in the order beside a reranker (docs/design/witness.md).
