@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from adacur.errors import InputError
-from adacur.names import LOAD_EMB, named
+from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder
+from adacur.extras.train.written_whole import written_whole
+from adacur.names import EMB_KEY
 from adacur.records import Item, Query
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet, written_whole
-from adacur.scorers.cross_encoders.emb_head import EmbHead
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.token_limit import token_limit
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
@@ -67,8 +68,8 @@ def _check_scores_pairs(folder: Path) -> None:
 def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:
     """The graph and the tokenizer's files beside it."""
     torch = require("torch", extra="training")
-    head = EmbHead.from_config(json_in(folder, "config.json"))
-    tokenizer, model = (load_classifier if head is None else named(LOAD_EMB))(folder)
+    is_emb = EMB_KEY in json_in(folder, "config.json")
+    tokenizer, model = (load_emb_cross_encoder if is_emb else load_classifier)(folder)
     limit = token_limit(None, config=model.config.to_dict(), tokenizer_length=tokenizer.model_max_length, folder=folder)
     # Which of the folder's files says so stays behind.
     tokenizer.model_max_length = limit.tokens
@@ -76,8 +77,8 @@ def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:
     model = model.float().eval()
     # Written out as plain products, attention can be run, fused and quantised by every version of the runtime.
     model.base_model.set_attn_implementation("eager")
-    words = " ".join(head.tags) if head else "a b c"
-    inputs = dict(tokenizer([words, words], [words, words], return_tensors="pt", return_token_type_ids=True))
+    words = ["a b c", "a b c"]
+    inputs = dict(tokenizer(words, words, return_tensors="pt", return_token_type_ids=True))
     names = [name for name in tokenizer.model_input_names if name in inspect.signature(model.forward).parameters]
     with _silent():
         program = torch.onnx.export(

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adacur.errors import FileFormatError, InputError
-
-KEY = "adacur_emb_head"
-_NO_LONGER = "item_position"
+from adacur.names import EMB_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +29,14 @@ class EmbHead:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> EmbHead | None:
         """The head that a model's config.json tells of; None for models with another."""
-        if KEY not in config:
+        if EMB_KEY not in config:
             return None
         try:
-            tags = dict(config[KEY])
-            if tags.pop(_NO_LONGER, None) is not None:
-                raise InputError(f"{_NO_LONGER} must be null: padding between query and item is no longer supported")
-            return cls(**tags)
+            return cls(**config[EMB_KEY])
         except (TypeError, ValueError) as error:
-            raise FileFormatError(f"{KEY!r} in config.json is not an [EMB] head: {config[KEY]!r} ({error}).") from error
+            found = f"{config[EMB_KEY]!r} ({error})"
+            raise FileFormatError(f"{EMB_KEY!r} in config.json is not an [EMB] head: {found}.") from error
 
     def to_config(self) -> dict[str, Any]:
         """What a model's config.json says of it."""
-        # The key of before stays: the fingerprint of a model is made of this too.
-        return {KEY: asdict(self) | {_NO_LONGER: None}}
+        return {EMB_KEY: asdict(self)}

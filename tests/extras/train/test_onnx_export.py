@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import pytest
 
 from adacur.data import fetch
 from adacur.errors import InputError
+from adacur.extras.train import export_onnx
 from adacur.records import Item, Query
-from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, export_onnx, scorer
+from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, scorer
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_export, tiny_transformer
 
 pytest.importorskip("torch")
@@ -43,7 +43,7 @@ def written_as(graph: Path, monkeypatch) -> None:
     def copied(_: Path, target: Path, *, opset: int) -> None:
         shutil.copytree(graph, target.parent, dirs_exist_ok=True)
 
-    monkeypatch.setattr("adacur.scorers.cross_encoders.onnx_export._write_graph", copied)
+    monkeypatch.setattr("adacur.extras.train.onnx_export._write_graph", copied)
 
 
 def test_the_export_scores_as_torch_does(exported) -> None:
@@ -69,19 +69,6 @@ def test_an_int8_export_is_smaller_and_keeps_the_order_roughly(exported, tmp_pat
     sizes = [{file.name: file.stat().st_size for file in folder.iterdir()} for folder in (graph, tmp_path / "small")]
     assert sizes[0].keys() == sizes[1].keys()
     assert sizes[1]["model.onnx"] < sizes[0]["model.onnx"]
-
-
-@pytest.mark.parametrize("exported", ["bert-emb"], indirect=True)
-def test_the_card_of_an_export_knows_the_head(exported, tmp_path) -> None:
-    folder = shutil.copytree(exported[1], tmp_path / "graph")
-    cards = []
-    for tag in ("[unused2]", "w3"):
-        config = json.loads((folder / "config.json").read_text())
-        config["adacur_emb_head"]["item"] = tag
-        (folder / "config.json").write_text(json.dumps(config))
-        with OnnxCrossEncoder(folder) as opened:
-            cards.append(opened.card)
-    assert cards[0].weights != cards[1].weights
 
 
 def test_what_is_no_cross_encoder_is_not_exported(tmp_path) -> None:
