@@ -97,7 +97,7 @@ def build(
         "first": stages,
         "encoder": encoder if "dense" in stages else None,
         "block_items": block_items,
-        "on": opt.on_workers(workers, ray),
+        "executor": opt.on_workers(workers, ray),
         "seed": seed,
         "passages": passages,
         "fuse": fuse,
