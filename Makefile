@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo serve test test-core alone rehearsal check browser bench reproduce docs dist lowest clean
+.PHONY: help demo serve test test-core examples alone rehearsal check browser bench reproduce docs dist lowest clean
 
 help: ## Show what can be made.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,7 +44,7 @@ BEYOND_CORE := tests/extras lab/tests tests/functional/test_docs.py tests/functi
 	tests/contracts/test_engines.py
 
 test-core: check alone ## Lint, types, rooms, the tests of the core alone, and the core in an empty environment.
-	$(PYTEST) -m "not int8" $(foreach path,$(BEYOND_CORE),--ignore=$(path))
+	$(PYTEST) -m "not int8 and not examples" $(foreach path,$(BEYOND_CORE),--ignore=$(path))
 
 alone: ## The core in an environment with nothing else: a function, BM25, the best k.
 	rm -rf build/alone && $(PYTHON) -m venv build/alone
@@ -52,8 +52,12 @@ alone: ## The core in an environment with nothing else: a function, BM25, the be
 	build/alone/bin/python .ci/core_alone.py
 
 test: check alone browser ## Lint, types, rooms, then every test; documents with an int8 model as on another processor.
-	$(PYTEST) -m "not int8"
-	ADACUR_REHEARSAL=$(SEED) $(PYTEST) -m int8 tests/functional/test_docs.py tests/functional/test_notebooks.py
+	$(PYTEST) -m "not int8 and not examples"
+	ADACUR_REHEARSAL=$(SEED) $(PYTEST) -m "int8 and not examples" tests/functional/test_docs.py
+
+examples: $(VENV)/dev.stamp ## Every example of every page and notebook; make test runs those of the README, the quickstart and the API.
+	$(PYTEST) -m "examples and not int8" tests/functional/test_docs.py
+	ADACUR_REHEARSAL=$(SEED) $(PYTEST) -m "examples and int8" tests/functional/test_docs.py tests/functional/test_notebooks.py
 
 rehearsal: $(VENV)/dev.stamp ## Every test with every int8 score moved, as on another processor; SEED=2 moves them otherwise.
 	ADACUR_REHEARSAL=$(SEED) $(PYTEST)

@@ -3,8 +3,9 @@
     python docs/build.py [FOLDER]
 
 The README, which is the first page, the pages of docs/, the reproduction's, the changelog and the notebooks are copied
-to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. A link to a file of the
-repository that is not on the site becomes plain text. Any warning of Zensical's ends the build.
+to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. The page on the command line
+is made anew first. A link to a file of the repository that is not on the site becomes plain text. Any warning of
+Zensical's ends the build.
 
 For readers that are programs, each page of text lies beside its HTML as Markdown, llms.txt lists them by the menu, and
 llms-full.txt has them in one file. The reference of Python is made while rendering and exists as HTML alone.
@@ -16,6 +17,7 @@ import base64
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -51,8 +53,8 @@ def pages() -> dict[Path, Path]:
             files[file] = path.with_name("index.md")
         elif file.name == "table.md" or file.suffix == ".png":
             files[file] = path
-    # The folder of decisions has a page of its own on the site.
-    files[ROOT / "docs/decisions"] = Path("decisions/index.md")
+    # The folder of design notes has a page of its own on the site.
+    files[ROOT / "docs/design"] = Path("design/index.md")
     return files
 
 
@@ -100,14 +102,14 @@ def page_of(notebook: dict[str, Any], *, name: str) -> tuple[str, dict[str, byte
     return "\n\n".join(parts) + "\n", pictures
 
 
-def list_of_decisions() -> str:
+def list_of_notes() -> str:
     lines = [
-        "# Decisions",
+        "# Design notes",
         "",
-        "Half a page for each choice that had a rival: what was chosen, what was not, and what was measured.",
+        "A page for each part: what was chosen, and every rejected option, with the reason and the measurement.",
         "",
     ]
-    for file in sorted((ROOT / "docs/decisions").glob("*.md")):
+    for file in sorted((ROOT / "docs/design").glob("*.md")):
         title = file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         lines.append(f"- [{title}]({file.name})")
     return "\n".join(lines) + "\n"
@@ -120,8 +122,8 @@ def stage(folder: Path) -> None:
     for source, place in files.items():
         target = folder / place
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source == ROOT / "docs/decisions":
-            target.write_text(list_of_decisions(), encoding="utf-8")
+        if source == ROOT / "docs/design":
+            target.write_text(list_of_notes(), encoding="utf-8")
         elif source.suffix == ".ipynb":
             text, pictures = page_of(json.loads(source.read_text(encoding="utf-8")), name=source.stem)
             links = {**files, **{source.parent / name: place.parent / name for name in pictures}}
@@ -187,6 +189,7 @@ def build(folder: Path) -> str:
 
 
 if __name__ == "__main__":
+    runpy.run_path(str(ROOT / "docs/command_line.py"), run_name="__main__")
     where = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
     sys.stdout.write(
         f"{build(where)}Open {where / 'site/index.html'}; its search needs a server: python -m http.server -d site\n"

@@ -33,7 +33,7 @@ STAGES = {
     "choice of a block size": (scoring, "_cost"),
     "blocks": (scoring, "_score_blocks"),
     "probes and closing": (scoring, "_finish"),
-    "first stages": (building, "add_first_stages"),
+    "first stages": (building.index_stages, "write_first_stages"),
     "verify": (adacur, "verify"),
 }
 WARM_ITEMS = 1000

@@ -114,8 +114,8 @@ def main() -> None:
                 line("SmolLM2-135M-Instruct, Yes − No", scorer.score(real), theirs)
                 ours = time.perf_counter() - started
                 print(f"  with loading: sentence-transformers {of_theirs:.0f} s, ours {ours:.0f} s")
-                told = scorer.explain("who discovered penicillin", "Alexander Fleming found penicillin in 1928.")
-                print(told)
+                question = "who discovered penicillin", "Alexander Fleming found penicillin in 1928."
+                print(scorer.prompt.render(*question), scorer.readout)
 
 
 if __name__ == "__main__":

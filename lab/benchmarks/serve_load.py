@@ -3,7 +3,7 @@
     python -m lab.benchmarks.serve_load [--requests 2000] [--clients 64] [--rows titles,onnx,popular,device]
 
 Starts three servers per row on loopback: one that scores each request's pairs in calls of their own (apart), one whose
-requests share calls in the queue of their scorer (queue, as before decision 0067), and one that steps all of them in
+requests share calls in the queue of their scorer (queue, docs/design/serving.md), and one that steps all of them in
 one loop (loop). Sends each the same requests from 64 clients at a time, in turns of an eighth of the load, so that all
 meet the same machine. Every answer is compared with that of a search in this process, alone. The rows:
 

@@ -8,7 +8,7 @@ z(exact) + weight × z(first stage), on these scales:
 
 - "best 100": mean and standard deviation of the best 100 of each (what the library does, `adacur.search.fusion`);
 - "scored": of both over the items that were scored;
-- "rarity": the exact score as −log of the share of anchor scores above it, needs anchor queries (decision 0027).
+- "rarity": the exact score as −log of the share of anchor scores above it, needs anchor queries.
 
 Queries "to choose" are judged anchor queries (--judged), searched as if they were new: without anchor queries or with
 50, others than these; with 500 each is left out. Queries "to report" are the test queries. A row has nDCG@10 of

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from adacur.errors import BudgetError
+from adacur.errors import BudgetError, InputError
 from adacur.money import Money, Price, decimal_of
 
 _PART = re.compile(r"(?P<count>\d[\d_]{,29})\s*(?P<unit>calls?|tokens?|)", re.IGNORECASE)
@@ -104,6 +104,13 @@ def check_k(k: int, budget: int | None = None) -> None:
             f"Only scored items are returned, so k must not exceed the budget; got k={k}, budget={budget}. Raise the "
             "budget or lower k."
         )
+
+
+def at_least(least: int, **counts: object) -> None:
+    """Refuse options that are not whole numbers of at least `least`; None stands for no number."""
+    for name, count in counts.items():
+        if count is not None and not (is_whole(count) and count >= least):  # type: ignore[operator]
+            raise InputError(f"{name} must be a whole number of at least {least}; got {count!r}.")
 
 
 def is_whole(value: object) -> bool:

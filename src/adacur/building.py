@@ -16,18 +16,16 @@ from adacur.data import ItemFile, Passages, as_items, pseudo_queries
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.money import Price
 from adacur.names import ITEMS_IN, is_store_url, named
-from adacur.protocols import FirstStage
+from adacur.protocols import FirstStage, Items
 from adacur.records import Item, Query, as_queries
 from adacur.replay.replayed_settings import FEWEST_QUERIES, verdict
 from adacur.scorers.by_name import scorer as open_scorer
-from adacur.search import AnchorIndex
+from adacur.search import AnchorIndex, index_stages
 from adacur.search.fusion import check_fuse
-from adacur.search.index_stages import add_first_stages, check_first_stages, check_leads, listed_stages, needs_encoder
 from adacur.search.opening import open_folder
 from adacur.store import Estimate, On, Origin, ScoringBar, build_scores, build_status, estimate, is_finished
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.blocks import check_dtype
-from adacur.store.build_blocks import note_cut, remembering
 from adacur.store.folder import pairs_done
 from adacur.store.workers import check_workers
 from adacur.store.writing import folder_at
@@ -138,11 +136,11 @@ def build(
     check_fuse(fuse)
     source = named(ITEMS_IN)(items) if isinstance(items, str) and is_store_url(items) else as_items(items)
     records = source if passages is None else Passages(source, passages)
-    dual, stages = open_encoder(encoder), listed_stages(first)
-    check_first_stages(stages, encoder=dual)
+    dual, stages = open_encoder(encoder), index_stages.named_stages(first)
+    index_stages.check_first_stages(stages, encoder=dual)
     check_dtype(dtype)
     if anchor_queries == 0:
-        check_leads(stages)
+        index_stages.check_leads(stages)
     folder_at(path)
     opened = open_scorer(scorer)
     check_workers(executor, opened)
@@ -152,16 +150,20 @@ def build(
     else:
         queries = list(distinct_anchors(as_queries(anchor_queries)))
     if dry_run:
-        encode = [dual.encode_items for stage in stages if needs_encoder([stage])]
-        options: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "price": price}
-        options["executor"] = executor
-        return _estimate(records, queries, path, **options)
+        encode = [dual.encode_items for stage in stages.values() if index_stages.needs_encoder(stage)]
+        given: dict[str, Any] = {"scorer": opened, "encode": encode, "dtype": dtype, "seed": seed, "price": price}
+        return _estimate(records, queries, path, executor=executor, **given)
     was_finished = is_finished(path)
     # Files of later items are read by the same fields.
     id_field = source.id_field if isinstance(source, ItemFile) else None
     text_fields = getattr(source, "text_fields", None)
     has_fields = isinstance(source, ItemFile) or text_fields or passages is not None
     origin = Origin(id_field, text_fields, passages) if has_fields else None
+
+    def complete(home: Path, kept: Items) -> dict[str, Any]:
+        names = index_stages.write_first_stages(stages, items=kept, home=home, encoder=dual, progress=progress)
+        return {"first": names, "fuse": None if fuse is None else float(fuse)}
+
     with ScoringBar(progress) as report:
         folder = build_scores(
             records,
@@ -174,16 +176,14 @@ def build(
             progress=report,
             executor=executor,
             origin=origin,
+            completes=complete,
         )
         if not queries and not was_finished:
             _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).summary())
-    if folder.manifest.cut is None:
-        folder = note_cut(folder, opened)
-    if fuse is not None and fuse != folder.manifest.fuse:
-        folder = remembering(folder, fuse=float(fuse))
-    add_first_stages(stages, items=folder.items, path=folder.path, encoder=dual, progress=progress)
-    options = {"check": was_finished, "built": not was_finished, "drift": report.last.drift}
-    index = open_folder(folder, scorer=opened, encoder=dual, **options)
+    if was_finished:
+        folder = index_stages.add_first_stages(stages, folder, encoder=dual, progress=progress, fuse=fuse)
+    how: dict[str, Any] = {"check": was_finished, "built": not was_finished, "drift": report.last.drift}
+    index = open_folder(folder, scorer=opened, encoder=dual, **how)
     # A build that was killed after its last score is finished, and yet to be tuned.
     if tune and not index.tunings:
         _tune_quickly(index, seed=seed)

@@ -33,7 +33,8 @@ RAY = "adacur.extras.ray.ray_executor:Ray"
 # Inference: the fastest forward pass for a model, and the choice of one query's items as a CUDA graph.
 FORWARDS = "adacur.extras.kernels.fast_forwards:fast_forward"
 RECORDED_CHOICES = "adacur.extras.kernels.graph_top_n:RecordedChoices"
-# Opens an [EMB] cross-encoder.
+# The key in config.json of an [EMB] cross-encoder, and what opens one.
+EMB_KEY = "adacur_emb_head"
 LOAD_EMB = "adacur.extras.train.emb_cross_encoder:load_emb_cross_encoder"
 # A server's memory of its searches, and why an item is a hit.
 SEARCH_LOG = "adacur.extras.server.search_log:SearchLog"

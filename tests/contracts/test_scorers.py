@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from adacur.extras.train import export_onnx
 from adacur.protocols import AsyncScorer, Scorer
 from adacur.scorers import (
     Cached,
@@ -25,7 +26,6 @@ from adacur.scorers import (
     SharedBatches,
     TorchCrossEncoder,
     ascore,
-    export_onnx,
     score_grid,
 )
 from adacur.scorers import scorer as opened_scorer

@@ -8,7 +8,7 @@ behind it that say `localhost:8000` (or the `--port` given) reach it there. `pyt
 of the repository's experiments. Plain commands that other tests start as processes of their own run in this one.
 `<!-- not run: reason -->` above a block leaves it alone.
 
-    python -m tests.functional.test_docs [--all] docs/cli.md …
+    python -m tests.functional.test_docs [--all] docs/quickstart.md …
 
 runs documents and writes what their examples really print into them, where that differs by more than a test would
 forgive; with --all, everywhere.
@@ -21,6 +21,7 @@ import dataclasses
 import io
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -47,7 +48,10 @@ from tests.functional.test_cli import commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.parent.name != "decisions")]
+# The page on the command line is made from the commands, with the example that each gives in its help.
+DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.name != "cli.md")]
+# Run by `make test`; the others by `make examples`.
+FIRST_READ = [ROOT / "README.md", ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/api").glob("*.md"))]
 # What takes longest comes first.
 DOCUMENTS.sort(key=lambda page: page.name not in ("tutorial.md", "train.md", "relevance.md"))
 EVERY_PAGE = [
@@ -128,8 +132,9 @@ def uses_int8(text: str) -> bool:
 
 
 def marked(document: Path) -> Any:
-    """A document for `parametrize`, with the mark `int8` where it may open such a model."""
+    """A document for `parametrize`, with the marks by which the Makefile chooses when it runs, and how."""
     marks = [pytest.mark.int8] if uses_int8(document.read_text(encoding="utf-8")) else []
+    marks += [] if document in FIRST_READ else [pytest.mark.examples]
     return pytest.param(document, marks=marks, id=name_of(document))
 
 
@@ -431,11 +436,11 @@ def test_every_link_and_file_that_a_page_names_exists(page: Path) -> None:
         assert (ROOT / file).exists(), f"{page.name} names {file}"
 
 
-def test_the_page_on_the_command_line_names_every_command_and_explains_it_by_an_example() -> None:
-    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+def test_the_page_on_the_command_line_is_what_the_commands_say() -> None:
+    made = runpy.run_path(str(ROOT / "docs/command_line.py"))
+    assert (ROOT / "docs/cli.md").read_text(encoding="utf-8") == made["page"](), "Run python docs/command_line.py"
     for name, _ in commands():
-        assert f"| [`adacur {name}`](#" in page
-        assert re.search(rf"^(\$ )?adacur {name} ", page, re.MULTILINE), f"docs/cli.md has no example of adacur {name}"
+        assert re.search(rf"^adacur {name}\b", made["page"](), re.MULTILINE), f"adacur {name} --help has no example"
 
 
 def write_outputs(document: Path, *, everywhere: bool) -> None:

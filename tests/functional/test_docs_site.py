@@ -109,8 +109,8 @@ def test_the_menu_has_every_page_and_no_other(site: Path) -> None:
     there = {str(path.relative_to(staged)) for path in staged.rglob("*.md")}
     assert len(named) == len(set(named))
     assert set(named) - there == set()
-    # Decisions and experiments are listed on a page of their own.
-    assert {path for path in there - set(named) if not path.startswith(("decisions/", "experiments/"))} == set()
+    # Design notes and experiments are listed on a page of their own.
+    assert {path for path in there - set(named) if not path.startswith(("design/", "experiments/"))} == set()
 
 
 def test_programs_find_every_page_of_text_as_markdown(site: Path) -> None:
@@ -125,8 +125,8 @@ def test_programs_find_every_page_of_text_as_markdown(site: Path) -> None:
         text = (site / page).read_text(encoding="utf-8")
         assert text in whole, page
         assert text == (site.parent / "build/docs" / page).read_text(encoding="utf-8")
-    # Decisions and experiments, which the menu lists on a page of their own, are Markdown too.
-    assert (site / "decisions/0001-anchor-index-in-the-search-room.md").exists()
+    # Design notes and experiments, which the menu lists on a page of their own, are Markdown too.
+    assert (site / "design/witness.md").exists()
 
 
 def test_every_public_name_is_in_the_reference(site: Path, pages: dict[Path, Page]) -> None:

@@ -62,7 +62,7 @@ CALLS = [
         "adacur.scorers.SentenceTransformersScorer('model')",
         "sentence-transformers",
     ),
-    ("onnxscript", "adacur.scorers.export_onnx('.', 'onnx')", "training"),
+    ("onnxscript", "adacur.extras.train.export_onnx('.', 'onnx')", "training"),
     ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
     ("pyterrier", "import adacur.extras.pyterrier", "pyterrier"),
     ("mcp", "from adacur.extras.server.mcp import create_server; create_server(None)", "mcp"),

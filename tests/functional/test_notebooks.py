@@ -55,6 +55,7 @@ def pictures(cell: NotebookNode) -> int:
 
 
 @pytest.mark.int8
+@pytest.mark.examples
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs_and_shows_what_it_prints_and_draws(path: Path, tmp_path: Path) -> None:
     shown = nbformat.read(path, as_version=4)

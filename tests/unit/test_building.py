@@ -8,9 +8,10 @@ import pytest
 
 import adacur
 from adacur import Item, Query
-from adacur.errors import EmptyInput, InputError, ScorerFailed
+from adacur.errors import EmptyInput, IncompleteIndex, InputError, ScorerFailed
 from adacur.scorers import FunctionScorer, Metered
 from adacur.store import Estimate
+from adacur.store import manifest as manifests
 from adacur.store.manifest import read_manifest, write_manifest
 from tests.living_world import Encoder, score
 
@@ -71,7 +72,7 @@ def test_a_dry_run_knows_what_is_scored_already(tmp_path) -> None:
         ({"first": "bm52"}, LookupError),
         ({"first": "dense"}, InputError),
         ({"dtype": "int8"}, InputError),
-        ({"on": 0}, InputError),
+        ({"executor": 0}, InputError),
         ({"anchors": []}, EmptyInput),
         ({"path": "s3://bucket/my.adacur"}, InputError),
     ],
@@ -98,6 +99,45 @@ def test_a_build_that_was_killed_before_its_tuning_is_tuned_by_the_same_call(tmp
     before = (tmp_path / "index" / "tuned.json").stat().st_mtime_ns
     adacur.build(items, anchors, **options).close()
     assert (tmp_path / "index" / "tuned.json").stat().st_mtime_ns == before
+
+
+def test_a_build_writes_its_manifest_when_it_begins_and_when_all_is_there(tmp_path, monkeypatch) -> None:
+    items = [Item(f"i{n}", f"thing{n} of kind{n % 7}") for n in range(110)]
+    anchors = [Query(f"q{n}", f"which kind{n % 7} is {n}?") for n in range(20)]
+    path, written = tmp_path / "index", []
+    write = manifests.write_atomically
+
+    def counted(file, content) -> None:
+        written.append((file.name, (path / "first" / "bm25").exists()))
+        write(file, content)
+
+    monkeypatch.setattr(manifests, "write_atomically", counted)
+    options = {"scorer": score, "path": path, "progress": False, "fuse": 0.5}
+    with adacur.build(items, anchors, **options) as index:
+        assert index.tunings
+    assert written == [("manifest.json", False), ("manifest.json", True)]
+    assert (read_manifest(path).first, read_manifest(path).fuse) == (("bm25",), 0.5)
+    adacur.build(items, anchors, **options).close()
+    assert len(written) == 2
+
+
+def test_a_build_whose_first_stage_failed_goes_on_without_a_score_paid_twice(tmp_path) -> None:
+    class Asleep(Encoder):
+        def encode_items(self, texts):
+            raise TimeoutError("the encoder is asleep")
+
+    scorer = Metered(FunctionScorer(score, name="score"))
+    options = {"scorer": scorer, "path": tmp_path / "index", "progress": False, "tune": False, "first": "dense"}
+    with pytest.raises(TimeoutError):
+        adacur.build(ITEMS, ANCHORS, encoder=Asleep(), **options)
+    with pytest.raises(IncompleteIndex):
+        adacur.load(tmp_path / "index")
+    assert scorer.calls == 6000
+    with adacur.build(ITEMS, ANCHORS, encoder=Encoder(), **options) as index:
+        assert index.first_stages == ("dense", "random")
+    # A function is recognised by a few scores.
+    assert scorer.calls - 6000 <= 8
+    assert not list((tmp_path / "index" / "first").glob(".*"))
 
 
 def test_a_first_stage_that_the_manifest_does_not_name_yet_is_named_by_the_same_build(tmp_path) -> None:

@@ -29,6 +29,7 @@ from adacur.extras.train import (
     TowerOptions,
     TrainingSettings,
     distill,
+    export_onnx,
     make_emb_cross_encoder,
     save_emb_cross_encoder,
     train_cross_encoder,
@@ -36,7 +37,7 @@ from adacur.extras.train import (
 )
 from adacur.extras.train.checking import ranking_quality
 from adacur.first_stages.encoders import SentenceTransformerEncoder
-from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, export_onnx
+from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
 from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +11,6 @@ from typer import Option
 
 from adacur.cli import arguments as opt
 from adacur.cli.messages import counted, plain, print_json, print_rows
-from adacur.errors import InputError
 from adacur.units import megabytes
 
 if TYPE_CHECKING:
@@ -23,14 +21,8 @@ if TYPE_CHECKING:
 def inspect(
     index: opt.IndexPath,
     show: Annotated[
-        Literal["anchors", "pair"] | None,
-        Option(
-            help="Instead: 'anchors', the anchor queries, id and text, a line each; or 'pair', what the scorer reads "
-            "of one pair of the index (prompt, tokens, readout) and the score that it gives."
-        ),
+        Literal["anchors"] | None, Option(help="Instead: 'anchors', the anchor queries, id and text, a line each.")
     ] = None,
-    scorer: opt.ScorerOfIndex = None,
-    allow_code: opt.AllowCode = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show what an index folder holds: items, anchor queries, scorer, first stages, versions.
@@ -40,9 +32,6 @@ def inspect(
     from adacur.store import IndexFolder
 
     folder = IndexFolder.open(index)
-    if show == "pair":
-        _show_pair(index, folder, scorer=scorer, allow_code=allow_code, as_json=as_json)
-        return
     if show == "anchors":
         rows = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
         if as_json:
@@ -56,28 +45,6 @@ def inspect(
         print_json(facts)
     else:
         _show(folder, facts)
-
-
-def _show_pair(index: str, folder: IndexFolder, *, scorer: str | None, allow_code: bool, as_json: bool) -> None:
-    """The first pair that the scorer is recognised by, as the scorer reads it now."""
-    import adacur
-
-    if not folder.manifest.probes:
-        raise InputError(f"{index} has no anchor scores, so no pair of it is known. Use scorer.explain(query, item).")
-    probe = folder.manifest.probes[0]
-    with adacur.load(index, scorer=scorer, allow_code=allow_code, check=False) as opened:
-        explain = getattr(opened.scorer, "explain", None)
-        if explain is None:
-            raise InputError(
-                f"What {opened.scorer.card.name!r} ({opened.scorer.card.backend}) reads of a pair is not known here: "
-                "only models that run in adacur itself can be explained. For a judge use scorer.render(query, item)."
-            )
-        told = explain(folder.anchor_queries[probe.anchor], folder.items.at([probe.item])[0])
-    if as_json:
-        print_json({**asdict(told), "stored": probe.score})
-    else:
-        typer.echo("\n".join(plain(line) for line in str(told).split("\n")))
-        typer.echo(f"stored in the index: {probe.score:.4f}")
 
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.budget import at_least
 from adacur.errors import EmptyInput, InputError
 from adacur.records import Item, Query
 from adacur.seeds import stream_key
@@ -47,8 +48,7 @@ def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: Pseud
     only if too few of the sampled ones differ; memory grows with n, not with the items, unless they come as a one-shot
     iterator, which is first read into a list.
     """
-    if n < 1:
-        raise InputError(f"n counts the queries to make and must be at least 1; got {n}.")
+    at_least(1, n=n)
     if kinds not in get_args(PseudoQueryKind):
         raise InputError(f"kinds must be one of {', '.join(map(repr, get_args(PseudoQueryKind)))}; got {kinds!r}.")
     if iter(items) is items:

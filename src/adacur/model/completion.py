@@ -17,7 +17,7 @@ from adacur.errors import InputError
 from adacur.model.features import normalised, query_kernel
 from adacur.model.item_factors import KNOTS, RAREST, ScoreScale
 
-# Chosen by replay of held-out anchor queries; recall hardly depends on either (docs/decisions/0034-cheap-index.md).
+# Chosen by replay of held-out anchor queries; recall hardly depends on either (docs/design/anchors.md).
 _RIDGE = 1.0
 _DOUBT = 1.0
 

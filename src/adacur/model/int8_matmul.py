@@ -1,7 +1,7 @@
 """Rows of int8 times float weights, without widening the rows: by NumKong, where it is installed (extra `int8`).
 
 It multiplies int8 by int8 and adds in int32, which is exact. Weights are therefore written as four int8 digits to the
-base 128, each a column of the product: 28 bits, where float32 has 24 (docs/decisions/0075-int8-products.md).
+base 128, each a column of the product: 28 bits, where float32 has 24 (docs/design/store.md).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def chance_above(
     """How likely unscored items are to score above the best scored, shape (predicted, best).
 
     The unit is the standard deviation of this query's residuals; the posterior variance hardly differs between items,
-    and its level was chosen for recall (docs/decisions/0026-stopping.md).
+    and its level was chosen for recall (docs/design/stopping.md).
     """
     if not math.isfinite(deviation):
         return np.ones((len(predicted), len(best)))

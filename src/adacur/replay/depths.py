@@ -7,20 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-import numpy as np
-
-from adacur.arrays import FloatArray
 from adacur.data import JudgedCollection, names
 from adacur.data.cache_folder import cache_folder
 from adacur.first_stages import first_stage_named, placed
 from adacur.first_stages.joined import SEPARATOR, Joined
 from adacur.protocols import FirstStage, Scorer, ScorerCard
-from adacur.records import ItemList, Pair, Query
+from adacur.records import ItemList, Query
 from adacur.replay.measures import can_judge
 from adacur.replay.searchability import DEPTHS, Curve, Searchability, searchability, telling_queries
 from adacur.scorers import Cached, MatrixScorer
 from adacur.scorers.consent import why_consent
-from adacur.scores import score_pairs
 
 # On a sample, of the calls that the evaluation makes anyhow.
 _SHARE_OF_CALLS = 0.25
@@ -96,7 +92,7 @@ def measure_depths(
         plan.queries,
         plan.collection.items,
         plan.collection.qrels,
-        scorer=known if beyond is None else _KnownFirst(known, beyond),
+        scorer=known if beyond is None else Cached(beyond, known),
         first={name: _joined(name, first, items) for name in plan.first},
         depths=plan.depths,
         all_items=plan.all_items,
@@ -166,23 +162,3 @@ def typed_source(source: str | None) -> str:
         name = next(iter(Path(source).relative_to(cache_folder()).parts), "")
         source = name if name in names() else source
     return quote(source) if source else ""
-
-
-class _KnownFirst:
-    """A scorer that is asked only for the pairs whose scores are not known."""
-
-    def __init__(self, known: MatrixScorer, scorer: Scorer) -> None:
-        self._known, self._scorer = known, scorer
-
-    @property
-    def card(self) -> ScorerCard:
-        return self._scorer.card
-
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order."""
-        is_known = np.array([self._known.knows(query, item) for query, item in pairs], dtype=bool)
-        scores = np.empty(len(pairs))
-        for part, scorer in ((is_known, self._known), (~is_known, self._scorer)):
-            if part.any():
-                scores[part] = score_pairs(scorer, [pairs[at] for at in np.flatnonzero(part).tolist()])
-        return scores

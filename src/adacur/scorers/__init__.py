@@ -24,17 +24,14 @@ from __future__ import annotations
 from adacur.scorers.by_name import scorer
 from adacur.scorers.cached import Cached, CacheWarning
 from adacur.scorers.calling import ascore, score_grid
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
-from adacur.scorers.cross_encoders.onnx_export import export_onnx
-from adacur.scorers.cross_encoders.pair_explanation import Explanation
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
 from adacur.scorers.judge import JudgeScorer
-from adacur.scorers.known import MatrixScorer
+from adacur.scorers.known import KnownScores, MatrixScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.prices import count_tokens, price_of
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
@@ -43,11 +40,10 @@ from adacur.scorers.shared_batches import SharedBatches
 __all__ = [
     "CacheWarning",
     "Cached",
-    "EmbHead",
-    "Explanation",
     "FunctionScorer",
     "HttpScorer",
     "JudgeScorer",
+    "KnownScores",
     "MatrixScorer",
     "Metered",
     "OnnxCrossEncoder",
@@ -59,7 +55,6 @@ __all__ = [
     "TorchCrossEncoder",
     "ascore",
     "count_tokens",
-    "export_onnx",
     "price_of",
     "score_grid",
     "scorer",

@@ -16,10 +16,10 @@ from typing import Any
 
 from adacur.data.catalogue import fetch, names
 from adacur.errors import AdacurError, InputError, MissingExtra, UnknownName, UnknownOption
+from adacur.names import EMB_KEY
 from adacur.protocols import Scorer
 from adacur.requirements import install_command, require
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, shape_of
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
@@ -46,28 +46,15 @@ _DUAL_ENCODER = (
     "is a dual encoder: it embeds each text by itself and scores no pairs. Give a cross-encoder; this one can serve as "
     "the `encoder` of the dense first stage"
 )
-_NOT_RAW = (
-    "is a model without its tokenizer, or answers with labels. Give the folder or hub name of its checkpoint, or a "
-    "sentence_transformers.CrossEncoder"
-)
-_TO_WRAP = "is not a scorer by itself. Wrap it in a function of pairs: adacur.scorer("
-# In this order: a SentenceTransformer is a torch module too.
-_NOT_SCORERS = {
-    ("sentence_transformers", "SentenceTransformer"): _DUAL_ENCODER,
-    ("sentence_transformers", "SparseEncoder"): _DUAL_ENCODER,
-    ("sentence_transformers", "MultiVectorEncoder"): _DUAL_ENCODER,
-    ("langchain_core", "Embeddings"): _DUAL_ENCODER,
-    ("langchain_core", "BaseDocumentCompressor"): (
-        "returns the best documents, not the scores of all. Give the cross-encoder inside it, often its `model`"
-    ),
-    ("langchain_core", "BaseCrossEncoder"): f"{_TO_WRAP}encoder.score, name='…')",
-    # Not its `score`, which reads query and text as two texts.
-    ("rerankers", "BaseRanker"): (
-        f"{_TO_WRAP}lambda pairs: [ranker.rank(query, [text]).results[0].score for query, text in pairs], name='…')"
-    ),
-    ("pyterrier", "Transformer"): f"{_TO_WRAP}function, name='…'), which fills a frame and returns its scores",
-    ("torch", "Module"): _NOT_RAW,
-    ("transformers", "Pipeline"): _NOT_RAW,
+# Of these some can be called, but not with pairs.
+_NOT_FUNCTIONS = {
+    ("langchain_core", "BaseCrossEncoder"),
+    ("langchain_core", "BaseDocumentCompressor"),
+    ("langchain_core", "Embeddings"),
+    ("pyterrier", "Transformer"),
+    ("rerankers", "BaseRanker"),
+    ("torch", "Module"),
+    ("transformers", "Pipeline"),
 }
 _WHAT_TO_GIVE = (
     "Give a scorer; a function of (query text, item text) pairs, or its 'module:function'; a sentence-transformers "
@@ -88,8 +75,8 @@ def scorer(source: Any, **options: Any) -> Scorer:
     - a name that `adacur fetch` lists, such as "ms-marco-MiniLM-L-12-v2", fetched if needed;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
     - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, also for language models
-      (`instruction="…"` where they take one) and a pooling with dense layers; for other modules, and a prompt before
-      plain pairs, `SentenceTransformersScorer`. Without torch, the checkpoint's onnx/model.onnx, where there is one:
+      (`instruction="…"` where they take one); for several modules, and a prompt before plain pairs,
+      `SentenceTransformersScorer`. Without torch, the checkpoint's onnx/model.onnx, where there is one:
       `OnnxCrossEncoder`;
     - the URL of a rerank server: `HttpScorer`;
     - the URL of a language model, with kind="judge" or ending in /chat/completions or /completions: `JudgeScorer`.
@@ -196,7 +183,7 @@ def _of_files(folder: Path, source: str | Path, options: dict[str, Any]) -> Scor
     is_modular = (folder / "modules.json").is_file()
     if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
-    shape, why = ("pairs", "") if EmbHead.from_config(json_in(folder, "config.json")) else shape_of(folder)
+    shape, why = ("pairs", "") if EMB_KEY in json_in(folder, "config.json") else shape_of(folder)
     if shape == "pairs" and (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
         name = {"name": source} if isinstance(source, str) else {}
         return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)
@@ -214,9 +201,12 @@ def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
     ancestors = {(ancestor.__module__.split(".")[0], ancestor.__name__) for ancestor in type(source).__mro__}
     if _CROSS_ENCODER in ancestors:
         return _open(SentenceTransformersScorer, source, options)
-    for known, what in _NOT_SCORERS.items():
-        if known in ancestors:
-            raise InputError(f"An object of type {type(source).__name__} {what}.")
+    if ancestors & _NOT_FUNCTIONS:
+        raise InputError(
+            f"An object of type {type(source).__name__} does not score pairs of texts as it is. Give the folder or hub "
+            "name of its checkpoint, a sentence_transformers.CrossEncoder, or a function of pairs: "
+            "adacur.scorer(lambda pairs: …, name='…')."
+        )
     if callable(source):
         return _open(FunctionScorer, source, options)
     if hasattr(source, "score"):

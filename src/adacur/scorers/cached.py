@@ -1,4 +1,4 @@
-"""Scores that were paid for once, kept in a file."""
+"""Scores that are paid for once, and kept."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, InputError, ScorerError
 from adacur.protocols import Scorer
-from adacur.records import Item, Pair, Query
+from adacur.records import Pair
 from adacur.scorers.calling import ascore
 from adacur.scorers.function import FunctionScorer
+from adacur.scorers.known import KnownScores, ScoresInMemory
 from adacur.scorers.metered import Metered
-from adacur.scorers.score_file import ScoreFile, digest
+from adacur.scorers.score_file import ScoreFile
 from adacur.scorers.shared_batches import SharedBatches
 from adacur.scorers.wrapping import Wrapping
 from adacur.scores import check_scores
-
-_SAVE_EVERY = 16_384
 
 
 class CacheWarning(UserWarning):
@@ -33,30 +33,41 @@ class CacheWarning(UserWarning):
 
 
 class Cached(Wrapping):
-    """A scorer that is called for each pair of texts once: its scores are kept in the SQLite file `path`.
+    """A scorer that is called for each pair once: its scores are kept in `known`.
 
-    The file may serve several scorers, threads and processes at once. A scorer is recognised by its card (weights,
-    settings, arithmetic, backend, dtype and token limits); one without weights, such as a service, only by its name and
-    source: give a `key`, and another one when what they call has changed. A function must have been given a `name` (or
-    the cache a `key`), and another one when it scores differently. Pairs are told apart by their texts; where a
-    `MatrixScorer` sees ids too, by both. Do not cache a scorer of your own that looks at ids or metadata.
+    `known` is the path of an SQLite file, or a `MatrixScorer`, which keeps the scores that have a place in it; without
+    either, scores are kept in memory. A file may serve several scorers, threads and processes at once. There a scorer
+    is recognised by its card (weights, settings, arithmetic, backend, dtype and token limits); one without weights,
+    such as a service, only by its name and source: give a `key`, and another one when what they call has changed. A
+    function must have been given a `name` (or the cache a `key`), and another one when it scores differently. Pairs in
+    a file are known by their texts; where a `MatrixScorer` sees ids too, by both. Do not cache a scorer of your own
+    that looks at ids or metadata.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
-    every 16,384 pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are returned
-    all the same, with a `CacheWarning`. Callers that need one unknown pair at the same moment may each pay for it.
+    every `save_every` pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are
+    returned all the same, with a `CacheWarning`. Callers that need one unknown pair at the same moment may each pay
+    for it.
     """
 
-    def __init__(self, scorer: Scorer, path: str | Path, *, key: str | None = None) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        known: str | Path | KnownScores | None = None,
+        *,
+        key: str | None = None,
+        save_every: int = 16_384,
+    ) -> None:
         if not isinstance(scorer, Scorer):
             raise InputError(
                 f"Cached wraps a scorer; got {type(scorer).__name__}. Open it first: Cached(adacur.scorer(…), path)."
             )
         self.scorer = scorer
-        self.path = Path(path)
         self.hits = 0
         self.misses = 0
-        self._sees_ids = scorer.card.backend == "matrix"
-        self._file = ScoreFile(self.path, identity=_identity(scorer, key))
+        self._save_every = save_every
+        if isinstance(known, str | Path):
+            known = ScoreFile(Path(known), identity=_identity(scorer, key), sees_ids=scorer.card.backend == "matrix")
+        self._known: KnownScores = ScoresInMemory() if known is None else known
         self._lock = threading.Lock()
 
     @property
@@ -66,8 +77,8 @@ class Cached(Wrapping):
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        keys = self._keys(pairs)
-        scores = self._file.find(list(dict.fromkeys(keys)))
+        keys = self._known.keys(pairs)
+        scores = dict(self._known.find(list(dict.fromkeys(keys))))
         for part in self._unknown(keys, pairs, scores):
             with self._failing(part):
                 answers = self.scorer.score(list(part.values()))
@@ -76,8 +87,8 @@ class Cached(Wrapping):
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; look-ups run in a thread."""
-        keys = await asyncio.to_thread(self._keys, pairs)
-        scores = await asyncio.to_thread(self._file.find, list(dict.fromkeys(keys)))
+        keys = await asyncio.to_thread(self._known.keys, pairs)
+        scores = dict(await asyncio.to_thread(self._known.find, list(dict.fromkeys(keys))))
         for part in self._unknown(keys, pairs, scores):
             with self._failing(part):
                 answers = await ascore(self.scorer, list(part.values()))
@@ -89,37 +100,34 @@ class Cached(Wrapping):
         return self._file.count()
 
     def clear(self) -> None:
-        """Forget the scores of this scorer; those of others stay."""
+        """Forget the scores of this scorer in the file; those of others stay."""
         self._file.clear()
 
     def close(self) -> None:
         """Close the scorer, if it can be closed, and the file, which the next look-up would open again."""
-        self._file.close()
+        if isinstance(self._known, ScoreFile):
+            self._known.close()
         super().close()
 
-    def _keys(self, pairs: Sequence[Pair]) -> list[bytes]:
-        digests: dict[tuple[bytes, str], bytes] = {}
-
-        def key(kind: bytes, record: Query | Item) -> bytes:
-            text = f"{len(record.id)} {record.id} {record.text}" if self._sees_ids else record.text
-            if (kind, text) not in digests:
-                digests[kind, text] = digest(text, kind)
-            return digests[kind, text]
-
-        return [key(b"query", query) + key(b"item", item) for query, item in pairs]
+    @property
+    def _file(self) -> ScoreFile:
+        if not isinstance(self._known, ScoreFile):
+            raise InputError("These scores are not kept in a file: give its path, Cached(scorer, path).")
+        return self._known
 
     def _unknown(
-        self, keys: Sequence[bytes], pairs: Sequence[Pair], scores: Mapping[bytes, np.floating]
-    ) -> list[dict[bytes, Pair]]:
+        self, keys: Sequence[Any], pairs: Sequence[Pair], scores: Mapping[Any, np.floating]
+    ) -> list[dict[Any, Pair]]:
         """The pairs without a score, each once and by key, in parts that are scored and stored together."""
         unknown = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in scores}
         with self._lock:
             self.hits += len(keys) - len(unknown)
         entries = list(unknown.items())
-        return [dict(entries[start : start + _SAVE_EVERY]) for start in range(0, len(entries), _SAVE_EVERY)]
+        every = self._save_every
+        return [dict(entries[start : start + every]) for start in range(0, len(entries), every)]
 
     @contextmanager
-    def _failing(self, part: Mapping[bytes, Pair]) -> Iterator[None]:
+    def _failing(self, part: Mapping[Any, Pair]) -> Iterator[None]:
         """Store the scores that a call which fails has brought."""
         try:
             yield
@@ -128,13 +136,13 @@ class Cached(Wrapping):
                 self._keep(paid, np.array([error.scored[pair] for pair in paid.values()]), {})
             raise
 
-    def _keep(self, part: Mapping[bytes, Pair], answers: FloatArray, scores: dict[bytes, np.floating]) -> None:
+    def _keep(self, part: Mapping[Any, Pair], answers: FloatArray, scores: dict[Any, np.floating]) -> None:
         """Add the answers for these pairs to `scores`, and to the file."""
         paid = check_scores(answers, list(part.values()))
         with self._lock:
             self.misses += len(part)
         try:
-            self._file.add(list(part), paid)
+            self._known.add(list(part), paid)
         except AdacurError as error:
             # Paid for and correct: the answer goes to the caller whatever becomes of the copy.
             warnings.warn(
@@ -143,7 +151,7 @@ class Cached(Wrapping):
         scores |= zip(part, paid, strict=True)
 
 
-def _in_order(scores: Mapping[bytes, np.floating], keys: Sequence[bytes]) -> FloatArray:
+def _in_order(scores: Mapping[Any, np.floating], keys: Sequence[Any]) -> FloatArray:
     # The widest type among the scores holds them all without a change.
     return np.array([scores[key] for key in keys])
 

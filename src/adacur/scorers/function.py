@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
@@ -55,11 +56,7 @@ class FunctionScorer:
         if not callable(function):
             raise InputError(f"A scorer function must be callable; got {type(function).__name__}.")
         _check_takes_one_list(function)
-        if (batch_size is not None and batch_size < 1) or concurrency < 1 or attempts < 1:
-            raise InputError(
-                f"batch_size, concurrency and attempts must be at least 1; got {batch_size}, {concurrency} and "
-                f"{attempts}."
-            )
+        at_least(1, batch_size=batch_size, concurrency=concurrency, attempts=attempts)
         self._function: Callable[[TextPairs], Any] = function
         self._batch_size = batch_size
         self._concurrency = concurrency

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.budget import at_least
 from adacur.errors import InputError, ScoreCountError, ScorerFailed, UnknownName
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
@@ -80,8 +81,7 @@ class HttpScorer(RemoteScorer):
             )
         if scores not in _SCORES:
             raise InputError(f"scores must be one of {', '.join(_SCORES)}; got {scores!r}.")
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size must be at least 1; got {batch_size}.")
+        at_least(1, batch_size=batch_size)
         super().__init__(
             name=name or address.host,
             key=address.key(api_key),

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.records import Pair, check_texts
 from adacur.requirements import require
@@ -54,9 +55,7 @@ class Requests:
         self, *, name: str, key: str | None, concurrency: int, timeout: float, attempts: int, backoff: float
     ) -> None:
         require("httpx2", extra="http")
-        for option, count in (("concurrency", concurrency), ("attempts", attempts)):
-            if count < 1:
-                raise InputError(f"{option} must be at least 1; got {count}.")
+        at_least(1, concurrency=concurrency, attempts=attempts)
         if not (0 < timeout < math.inf and 0 <= backoff < math.inf):
             raise InputError(f"timeout must be above 0 seconds and backoff at least 0; got {timeout}, {backoff}.")
         self.name, self.key = name, key

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
@@ -76,9 +77,7 @@ class JudgeScorer(RemoteScorer):
         remembered = address.remembered
         if batch_size is None and "batch_size" in remembered:
             batch_size = int(remembered["batch_size"]) if remembered["batch_size"].isdecimal() else 0
-        for option, count in (("top_logprobs", top_logprobs), ("batch_size", batch_size)):
-            if count is not None and count < 1:
-                raise InputError(f"{option} must be at least 1; got {count}.")
+        at_least(1, top_logprobs=top_logprobs, batch_size=batch_size)
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)

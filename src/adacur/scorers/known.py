@@ -1,11 +1,14 @@
-"""Scores that are known already."""
+"""Scores that are known already: in memory, in a matrix, or in the file of `score_file`.
+
+`Cached` asks a scorer for what is not known, each pair once.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +19,43 @@ from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query, repeats
 
 
-class MatrixScorer:
-    """Known scores of shape (queries, items), looked up by id.
+class KnownScores(Protocol):
+    """Scores by pair; pairs with equal keys have one score."""
 
-    Records may be given as bare ids. The floating type of `scores` is kept; whole numbers become float64.
+    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
+        """By what each pair is known."""
+        ...
+
+    def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
+        """The scores of those keys that have one."""
+        ...
+
+    def add(self, keys: Sequence[Any], scores: FloatArray) -> None:
+        """Keep one score per key."""
+        ...
+
+
+class ScoresInMemory:
+    """Known scores of any pairs, as long as this object lives."""
+
+    def __init__(self) -> None:
+        self._scores: dict[Hashable, np.floating] = {}
+
+    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
+        return pairs
+
+    def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
+        return {key: self._scores[key] for key in keys if key in self._scores}
+
+    def add(self, keys: Sequence[Any], scores: FloatArray) -> None:
+        self._scores |= zip(keys, scores, strict=True)
+
+
+class MatrixScorer:
+    """Known scores of shape (queries, items), looked up by id: a scorer, and for `Cached` a place to keep scores.
+
+    Records may be given as bare ids. The floating type of `scores` is kept; whole numbers become float64. NaN is not
+    known; without `scores` none is, and what a `Cached` scorer is asked for is written into `matrix`.
     """
 
     can_batch_callers = True
@@ -28,17 +64,17 @@ class MatrixScorer:
         self,
         queries: Sequence[Query | str],
         items: Sequence[Item | str],
-        scores: npt.ArrayLike,
+        scores: npt.ArrayLike | None = None,
         *,
         name: str = "matrix",
     ) -> None:
-        matrix = np.asarray(scores)
-        if matrix.dtype.kind not in "fiub":
-            raise InputError(f"A score matrix holds real numbers; got dtype {matrix.dtype}.")
-        self._matrix: FloatArray = matrix if matrix.dtype.kind == "f" else matrix.astype(np.float64)
         self._rows = _numbered(queries, "Query")
         self._columns = _numbered(items, "Item")
         expected = (len(self._rows), len(self._columns))
+        matrix = np.full(expected, np.nan) if scores is None else np.asarray(scores)
+        if matrix.dtype.kind not in "fiub":
+            raise InputError(f"A score matrix holds real numbers; got dtype {matrix.dtype}.")
+        self.matrix: FloatArray = matrix if matrix.dtype.kind == "f" else matrix.astype(np.float64)
         if matrix.shape != expected:
             raise InputError(
                 f"A score matrix has one row per query and one column per item; for {expected[0]} queries and "
@@ -49,26 +85,41 @@ class MatrixScorer:
     @cached_property
     def card(self) -> ScorerCard:
         digest = hashlib.sha256("\0".join((*self._rows, "", *self._columns)).encode(errors="surrogatepass"))
-        digest.update(np.ascontiguousarray(self._matrix).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(self.matrix).view(np.uint8).data)
         return ScorerCard(
-            name=self._name, backend="matrix", weights=digest.hexdigest()[:32], dtype=str(self._matrix.dtype)
+            name=self._name, backend="matrix", weights=digest.hexdigest()[:32], dtype=str(self.matrix.dtype)
         )
 
-    def knows(self, query: Query, item: Item) -> bool:
-        """Whether the pair has a score."""
-        return query.id in self._rows and item.id in self._columns
+    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
+        """The ids of each pair."""
+        return [(query.id, item.id) for query, item in pairs]
+
+    def find(self, keys: Sequence[tuple[str, str]]) -> Mapping[Any, np.floating]:
+        """The scores of those that the matrix has."""
+        found = {key: self.matrix[at] for key in keys if (at := self._place(key)) is not None}
+        return {key: score for key, score in found.items() if not np.isnan(score)}
+
+    def add(self, keys: Sequence[tuple[str, str]], scores: FloatArray) -> None:
+        """Write the scores that have a place in the matrix."""
+        for key, score in zip(keys, scores, strict=True):
+            if (at := self._place(key)) is not None:
+                self.matrix[at] = score
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         rows = _positions(self._rows, (query.id for query, _ in pairs), "query")
         columns = _positions(self._columns, (item.id for _, item in pairs), "item")
-        return self._matrix[rows, columns]
+        return self.matrix[rows, columns]
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
         rows = _positions(self._rows, (query.id for query in queries), "query")
         columns = _positions(self._columns, (item.id for item in items), "item")
-        return self._matrix[np.ix_(rows, columns)]
+        return self.matrix[np.ix_(rows, columns)]
+
+    def _place(self, key: tuple[str, str]) -> tuple[int, int] | None:
+        row, column = self._rows.get(key[0]), self._columns.get(key[1])
+        return None if row is None or column is None else (row, column)
 
 
 def _numbered(records: Sequence[Any], kind: str) -> dict[str, int]:

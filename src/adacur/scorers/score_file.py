@@ -15,6 +15,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, FileFormatError, InputError, StorageFull
+from adacur.records import Item, Pair, Query
 
 _APPLICATION = int.from_bytes(b"ACsc", "big")
 _VERSION = 1
@@ -35,8 +36,8 @@ _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _of_the_parent: list[sqlite3.Connection] = []
 
 
-def digest(text: str, kind: bytes) -> bytes:
-    """16 bytes that stand for a text; a key is the digest of a query followed by that of an item."""
+def _digest(text: str, kind: bytes) -> bytes:
+    """16 bytes that stand for a text."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_DIGEST, person=kind).digest()
 
 
@@ -51,17 +52,33 @@ def look_up(n: int) -> str:
 
 
 class ScoreFile:
-    """The scores of one scorer, which `identity` describes; safe to share between threads and processes."""
+    """The scores of one scorer, which `identity` describes; safe to share between threads and processes.
 
-    def __init__(self, path: Path, *, identity: str) -> None:
+    Pairs are known by their texts, and where the scorer `sees_ids` by both.
+    """
+
+    def __init__(self, path: Path, *, identity: str, sees_ids: bool = False) -> None:
         self._path = path
         self._identity = identity
+        self._sees_ids = sees_ids
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._process = os.getpid()
         self._scorer = 0
         with self._connected():
             pass
+
+    def keys(self, pairs: Sequence[Pair]) -> list[bytes]:
+        """The digest of each query followed by that of its item."""
+        digests: dict[tuple[bytes, str], bytes] = {}
+
+        def key(kind: bytes, record: Query | Item) -> bytes:
+            text = f"{len(record.id)} {record.id} {record.text}" if self._sees_ids else record.text
+            if (kind, text) not in digests:
+                digests[kind, text] = _digest(text, kind)
+            return digests[kind, text]
+
+        return [key(b"query", query) + key(b"item", item) for query, item in pairs]
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, np.floating]:
         """The scores of those keys that have one, in the floating types in which they were stored."""
@@ -176,7 +193,7 @@ class ScoreFile:
         return True
 
     def _scorer_id(self, connection: sqlite3.Connection) -> int:
-        fingerprint = digest(self._identity, b"scorer")
+        fingerprint = _digest(self._identity, b"scorer")
         select = "SELECT id FROM scorers WHERE fingerprint = ?"
         if (row := connection.execute(select, (fingerprint,)).fetchone()) is None:
             insert = "INSERT OR IGNORE INTO scorers (fingerprint, card) VALUES (?, ?)"

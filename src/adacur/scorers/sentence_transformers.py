@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Pair
@@ -49,8 +50,7 @@ class SentenceTransformersScorer(Closing):
         name: str | None = None,
         source: str | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1; got {batch_size}.")
+        at_least(1, batch_size=batch_size)
         is_ours = isinstance(model, str | Path)
         self._folder: Path | None = None
         if is_ours:

@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.errors import InputError, ScorerFailed
+from adacur.budget import at_least
+from adacur.errors import ScorerFailed
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers.wrapping import Wrapping, can_batch_callers
@@ -39,8 +40,7 @@ class SharedBatches(Wrapping):
     can_batch_callers = True
 
     def __init__(self, scorer: Scorer, *, max_pairs: int = _PAIRS_PER_CALL) -> None:
-        if max_pairs < 1:
-            raise InputError(f"max_pairs counts the pairs of a shared call and must be at least 1; got {max_pairs}.")
+        at_least(1, max_pairs=max_pairs)
         self.scorer = scorer
         self._max_pairs = max_pairs
         self._begin()

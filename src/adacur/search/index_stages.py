@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import shutil
-import uuid
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from adacur.model import GaussianModel
 from adacur.model.rank_slopes import MOST_QUERIES, RANKS_THAT_COUNT, RankSlopes
 from adacur.protocols import AnchorScores, FirstStage, Items
 from adacur.records import Item, ItemList
-from adacur.store import IndexFolder, first_stage_folders, locked, read_manifest, write_checksums, write_manifest
-from adacur.store.writing import full_disk_reported
+from adacur.store import IndexFolder, first_stage_folders, locked, write_checksums, write_manifest
+from adacur.store.writing import full_disk_reported, made_whole
 
 # Kinds that have left the library; other packages may register them again.
 _FORMER = ("tfidf", "multi-vector", "random")
@@ -31,18 +30,19 @@ class FirstStageWarning(UserWarning):
     """A first stage cannot be used here, or cannot be asked about anchor queries."""
 
 
-def listed_stages(first: Any) -> list[Any]:
-    """The first stages given as one or several, by name or as objects."""
-    if isinstance(first, str | Retriever):
-        return [first]
-    if isinstance(first, Mapping) or not isinstance(first, Iterable):
+def named_stages(first: Any) -> dict[str, Any]:
+    """The first stages given as one or several, by name or as objects, or in a dictionary: by their names."""
+    if isinstance(first, Mapping):
+        return dict(first)
+    if not isinstance(first, Iterable) and not isinstance(first, Retriever):
         raise InputError(f"first must be a first stage or a list of them, by name or as objects; got {first!r}.")
-    return list(first)
+    stages = [first] if isinstance(first, str | Retriever) else list(first)
+    return {one if isinstance(one, str) else getattr(one, "name", type(one).__name__): one for one in stages}
 
 
-def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = True) -> None:
+def check_first_stages(stages: Mapping[str, Any], *, encoder: Any, saved: bool = True) -> None:
     """Refuse first stages that cannot be built, or `saved`, before anything is paid for."""
-    for stage in stages:
+    for name, stage in stages.items():
         if isinstance(stage, str):
             if stage != "random" and first_stage_named(stage).needs_encoder and encoder is None:
                 raise InputError(f"A {stage} first stage needs an encoder; give encoder=…, e.g. 'bge-small-en-v1.5'.")
@@ -53,9 +53,11 @@ def check_first_stages(stages: Sequence[Any], *, encoder: Any, saved: bool = Tru
             )
         elif not isinstance(stage, Retriever):
             raise InputError(f"A first stage must have search(queries, k); {type(stage).__name__} does not.")
+        if saved and (not name or name[0] == "." or any(sign in name for sign in "/\\:")):
+            raise InputError(f"A first stage's name must serve as the name of a folder; got {name!r}.")
 
 
-def check_leads(stages: Sequence[Any]) -> None:
+def check_leads(stages: Mapping[str, Any]) -> None:
     """Refuse an index with neither anchor queries nor a first stage: it would search at random."""
     if not stages:
         raise InputError(
@@ -64,52 +66,66 @@ def check_leads(stages: Sequence[Any]) -> None:
         )
 
 
-def needs_encoder(stages: Sequence[str | FirstStage]) -> bool:
-    """Whether a stage to be built by name needs an encoder."""
-    named = [FIRST_STAGES[stage] for stage in stages if isinstance(stage, str) and stage in FIRST_STAGES]
-    return any(stage.needs_encoder for stage in named)
+def needs_encoder(stage: str | FirstStage) -> bool:
+    """Whether a stage is to be built by its name, with an encoder."""
+    return isinstance(stage, str) and stage in FIRST_STAGES and FIRST_STAGES[stage].needs_encoder
 
 
 def stages_in_memory(
     first: Any, items: ItemList, *, encoder: Any, progress: bool
 ) -> dict[str, FirstStage | Retriever | Callable[[], FirstStage]]:
     """First stages for items in memory, by name; those without an encoder are built at their first use."""
-    named = dict(first) if isinstance(first, Mapping) else {_name_of(one): one for one in listed_stages(first)}
-    check_leads(list(named.values()))
-    check_first_stages(list(named.values()), encoder=encoder, saved=False)
+    named = named_stages(first)
+    check_leads(named)
+    check_first_stages(named, encoder=encoder, saved=False)
 
     def opened(stage: Any) -> Any:
         if not isinstance(stage, str):
             return stage
         build = functools.partial(first_stage_named(stage).build, items, encoder=encoder, progress=progress)
-        return build() if FIRST_STAGES[stage].needs_encoder else build
+        return build() if needs_encoder(stage) else build
 
     return {name: opened(stage) for name, stage in named.items() if stage != "random"}
 
 
-def _name_of(stage: Any) -> str:
-    return stage if isinstance(stage, str) else getattr(stage, "name", type(stage).__name__)
+def write_first_stages(
+    stages: Mapping[str, Any], *, items: Items, home: Path, encoder: Any = None, progress: bool = False
+) -> tuple[str, ...]:
+    """Build and save the first stages that a folder lacks, whose lock the caller holds; the names of all that it has.
+
+    A crash leaves each absent or whole.
+    """
+    check_first_stages(stages, encoder=encoder)
+    for left_over in (home / "first").glob(".*.unfinished"):
+        shutil.rmtree(left_over)
+    for name, stage in stages.items():
+        if name == "random" or (home / "first" / name).exists():
+            continue
+        (home / "first").mkdir(exist_ok=True)
+        with made_whole(home / "first" / name) as folder:
+            folder.mkdir()
+            if isinstance(stage, str):
+                options = {"encoder": encoder, "progress": progress, "folder": folder}
+                stage = first_stage_named(name).build(items, **options)
+            stage.save(folder)
+            write_checksums(folder)
+            # Nothing may hold its files open while it is renamed.
+            del stage
+    return tuple(folder.name for folder in first_stage_folders(home))
 
 
 def add_first_stages(
-    stages: Sequence[str | FirstStage], *, items: Items, path: Path, encoder: Any = None, progress: bool = False
-) -> None:
-    """Build the first stages that the folder lacks, and save them in it."""
-    named = read_manifest(path).first
-    for stage in stages:
-        name = _name_of(stage)
-        if name == "random" or (name in named and (path / "first" / name).exists()):
-            continue
-        if not isinstance(stage, str):
-            save_first_stage(stage, path)
-        else:
-            build = functools.partial(first_stage_named(name).build, items, encoder=encoder, progress=progress)
-            _write(lambda folder, build=build: build(folder=folder), path, name=name)  # type: ignore[misc]
-
-
-def save_first_stage(stage: FirstStage, path: Path, *, name: str | None = None) -> None:
-    """Write a first stage into an index folder that lacks it; a crash leaves it absent, never half there."""
-    _write(lambda folder: stage, path, name=name or stage.name)
+    stages: Mapping[str, Any], folder: IndexFolder, *, fuse: float | None = None, **options: Any
+) -> IndexFolder:
+    """Add to a finished index the first stages that it lacks, and the weight in the order of hits where it is given."""
+    with locked(folder.path), full_disk_reported(folder.path, lambda: "all scores are safely stored"):
+        names = write_first_stages(stages, items=folder.items, home=folder.home, **options)
+        weight = folder.manifest.fuse if fuse is None else float(fuse)
+        manifest = replace(folder.manifest, first=tuple(sorted({*folder.manifest.first, *names})), fuse=weight)
+        if manifest != folder.manifest:
+            write_manifest(folder.home, manifest)
+            folder.manifest = manifest
+    return folder
 
 
 def update_first_stages(
@@ -183,28 +199,6 @@ def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -
     # Keys stored with the features save reading all ids.
     keys = anchors.items.keys if model.keys is None else model.keys
     return RankSlopes.fitted(features, columns, lists, keys=keys, ridge=model.query_noise)
-
-
-def _write(make: Callable[[Path], FirstStage], path: Path, *, name: str) -> None:
-    if not name or name[0] == "." or any(sign in name for sign in "/\\:"):
-        raise InputError(f"A first stage's name must serve as the name of a folder; got {name!r}.")
-    unfinished = path / "first" / f".{name}.{uuid.uuid4().hex}.unfinished"
-    safe = f"all scores are safely stored, the first stage {name!r} is not"
-    with locked(path), full_disk_reported(path, lambda: safe):
-        for left_over in (path / "first").glob(f".{name}.*.unfinished"):
-            shutil.rmtree(left_over)
-        if not (path / "first" / name).exists():
-            unfinished.mkdir(parents=True)
-            try:
-                make(unfinished).save(unfinished)
-                write_checksums(unfinished)
-            except OSError:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                raise
-            unfinished.rename(path / "first" / name)
-        # A process that was killed in between has left the folder without its name in the manifest.
-        if name not in (manifest := read_manifest(path)).first:
-            write_manifest(path, replace(manifest, first=tuple(sorted({*manifest.first, name}))))
 
 
 class _ItemsAt:

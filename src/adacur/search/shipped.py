@@ -18,7 +18,7 @@ from adacur.data import cache_folder, fetch, pseudo_queries, wikivital
 from adacur.errors import DamagedIndex
 from adacur.first_stages import Dense, bge_small
 from adacur.protocols import ScorerCard
-from adacur.search.index_stages import add_first_stages, save_first_stage
+from adacur.search.index_stages import add_first_stages
 from adacur.store import AnchorTable, IndexFolder, save_table
 from adacur.store.database import digest_texts
 from adacur.store.manifest import FORMAT
@@ -42,10 +42,9 @@ def wikivital_folder() -> Path:
         scores = np.load(numbers / "scores.npy")
         table = AnchorTable.from_arrays(items=items, anchor_queries=anchors, scores=scores.T)
         save_table(table, target, card=ScorerCard(**about["scorer"]))
-    items_at_rest = IndexFolder.open(target).items
-    add_first_stages(["bm25"], items=items_at_rest, path=target)
-    if not (target / "first" / "dense").exists():
-        save_first_stage(_dense(items_at_rest.ids, numbers), target)
+    folder = IndexFolder.open(target)
+    if len(folder.manifest.first) < 2:
+        add_first_stages({"bm25": "bm25", "dense": _dense(folder.items.ids, numbers)}, folder)
     return target
 
 

@@ -22,7 +22,7 @@ from adacur.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vecto
 from adacur.records import ItemList, document_numbers
 from adacur.search.filters import Filter
 from adacur.search.finish import Documents
-from adacur.search.index_stages import learned_slopes, save_first_stage
+from adacur.search.index_stages import add_first_stages, learned_slopes
 from adacur.search.methods import METHODS, First, Method
 from adacur.search.places import InMemory
 from adacur.search.relevance import Relevance, read_relevance
@@ -30,12 +30,11 @@ from adacur.search.single_values import USUAL_CALLS
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 from adacur.spelling import did_you_mean
 from adacur.store import Drift, IndexFolder, save_table
-from adacur.store.build_blocks import remembering
 from adacur.store.compressed import is_compressed, read_features
 
 _Value = TypeVar("_Value")
-# Words and meaning together are the better start at every budget tried (docs/decisions/0065); then a dual encoder, then
-# whatever the index has; random needs nothing.
+# Words and meaning together are the better start at every budget tried (docs/design/ranks.md); then a dual encoder,
+# then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
 _FARTHEST = math.log(REACH) + 1e-9
 # The first stages that know words alone, and their weight in the order beside a reranker (docs/design/witness.md).
@@ -377,13 +376,11 @@ class Snapshot:
         if cells is not None and not cells.all():
             # In a new folder, predicted scores would be taken for the scorer's.
             raise InputError(f"Some scores of this index are predicted; copy its folder {self.home} instead.")
-        folder = save_table(self.anchors, path, card=card)
-        if isinstance(self.anchors, IndexFolder) and self.anchors.manifest.fuse is not None:
-            remembering(folder, fuse=self.anchors.manifest.fuse)
-        for name in self._first:
-            stage = self.first_stage(name).stage
-            if stage is not None and stage.name in FIRST_STAGES:
-                save_first_stage(stage, path, name=name)
+        fuse = self.anchors.manifest.fuse if isinstance(self.anchors, IndexFolder) else None
+        folder = save_table(self.anchors, path, card=card, fuse=fuse)
+        stages = {name: self.first_stage(name).stage for name in self._first}
+        saved = {name: stage for name, stage in stages.items() if stage is not None and stage.name in FIRST_STAGES}
+        add_first_stages(saved, folder)
 
     def reread(self) -> None:
         """Drop all caches, because the folder has been written to."""

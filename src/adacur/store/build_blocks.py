@@ -8,7 +8,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from adacur.store.estimate import (
 from adacur.store.executor import Executor, InThisProcess, WorkersLost
 from adacur.store.folder import IndexFolder, is_finished
 from adacur.store.items import StoredItems
-from adacur.store.manifest import Manifest, Origin, read_manifest, write_manifest
+from adacur.store.manifest import Manifest, Origin, Probe, write_manifest
 from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.store.progress import Progress, ProgressReports
 from adacur.store.source import Source, begun, check_same, comparable
@@ -88,6 +88,8 @@ class _Scored:
 _ScoreBlock = Callable[[_Block], _Scored]
 _ChooseExecutor = Callable[[int], Executor[_Block, _Scored]]
 """From the number of blocks that are left to the executor that scores them."""
+Completes = Callable[[Path, Items], Mapping[str, Any]]
+"""Adds to a folder whose scores are all stored what belongs to its build; the fields of the manifest that say so."""
 
 
 def build_scores(
@@ -102,6 +104,7 @@ def build_scores(
     progress: Callable[[Progress], None] | None = None,
     executor: On = None,
     origin: Origin | None = None,
+    completes: Completes | None = None,
 ) -> IndexFolder:
     """Score every item against every anchor query into a folder; the same call again continues a stopped build.
 
@@ -114,6 +117,8 @@ def build_scores(
     - progress: called after each block, in the thread that writes them.
     - executor: None for this process, or `Ray(…)`. Workers send scores back, and only this process writes to `path`.
     - origin: the fields of its file, remembered in the manifest.
+    - completes: what else belongs to the build, such as first stages. Called when all is scored; then the manifest is
+      sealed.
     """
     folder = folder_at(path)
     check_dtype(dtype)
@@ -147,6 +152,12 @@ def build_scores(
             return block_items or blocks_of_small_build(n_items)
         return block_items_for(cost.pairs_per_second, **size, dtype=dtype, workers=cost.workers)
 
+    def complete(path: Path, items: Items) -> Mapping[str, Any]:
+        n_cut = count_cut(scorer, anchors, items)
+        if n_cut:
+            _log.warning("%s", cut_in_words(n_cut, len(items), scorer.card))
+        return {"cut": n_cut} | dict(completes(path, items) if completes else {})
+
     # A cluster takes seconds to start, and a finished index has no use for it.
     with contextlib.nullcontext() if is_finished(folder) else connected_to(executor):
         _build(
@@ -156,27 +167,9 @@ def build_scores(
             choose_block_items=choose_block_items,
             scorer=scorer,
             reports=reports,
+            completes=complete,
         )
     return IndexFolder.open(folder)
-
-
-def note_cut(folder: IndexFolder, scorer: Scorer) -> IndexFolder:
-    """Count the items that are longer than the scorer takes, log it, and remember it in the manifest."""
-    n_cut = count_cut(scorer, folder.anchor_queries, folder.items)
-    if n_cut is None:
-        return folder
-    if n_cut:
-        _log.warning("%s", cut_in_words(n_cut, len(folder.items), scorer.card))
-    return remembering(folder, cut=n_cut)
-
-
-def remembering(folder: IndexFolder, **facts: Any) -> IndexFolder:
-    """The folder with these fields of its manifest changed."""
-    with locked(folder.path):
-        manifest = replace(read_manifest(folder.path), **facts)
-        write_manifest(folder.home, manifest)
-    folder.manifest = manifest
-    return folder
 
 
 def cut_in_words(n_cut: int, n_items: int, card: ScorerCard | None) -> str:
@@ -189,14 +182,14 @@ def cut_in_words(n_cut: int, n_items: int, card: ScorerCard | None) -> str:
     )
 
 
-def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None) -> IndexFolder:
-    """Write anchor scores from memory as a finished folder; `card` names their scorer."""
+def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None, **facts: Any) -> IndexFolder:
+    """Write anchor scores from memory as a finished folder; `card` names their scorer, `facts` go into its manifest."""
     matrix = table.matrix
 
     def rows(start: int, stop: int) -> FloatArray:
         return matrix[start:stop]
 
-    return save_rows(table.items, table.anchor_queries, rows, dtype=str(matrix.dtype), path=path, card=card)
+    return save_rows(table.items, table.anchor_queries, rows, dtype=str(matrix.dtype), path=path, card=card, **facts)
 
 
 def save_rows(
@@ -207,6 +200,7 @@ def save_rows(
     dtype: str,
     path: str | Path,
     card: ScorerCard | None = None,
+    **facts: Any,
 ) -> IndexFolder:
     """The same from `rows(start, stop)`: scores of items in these positions, (items, anchor queries), read in order."""
     folder = folder_at(path)
@@ -227,6 +221,7 @@ def save_rows(
             choose_executor=lambda *_: InThisProcess(look_up),
             choose_block_items=lambda _: block_items,
             reports=ProgressReports(None),
+            completes=lambda *_: facts,
         )
     return IndexFolder.open(folder)
 
@@ -238,6 +233,7 @@ def _build(
     choose_executor: _ChooseExecutor,
     choose_block_items: Callable[[int], int],
     reports: ProgressReports,
+    completes: Completes,
     scorer: Scorer | None = None,
 ) -> None:
     # Before anything in a finished folder is opened.
@@ -262,7 +258,11 @@ def _build(
             if scorer is not None and not same_scorer(manifest.scorer, scorer.card):
                 reports.drift = _recognise(blocks, connection, source.anchors, scorer)
             _score_blocks(blocks, connection, choose_executor=choose_executor, reports=reports)
-            _finish(blocks, connection)
+            probes = _choose_probes(blocks, connection)
+        blocks.tidy()
+        write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
+        facts = completes(folder, StoredItems(folder, keep_open=False))
+        write_manifest(folder, replace(manifest, status="complete", probes=probes, **facts))
 
 
 def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int], *, created: bool) -> Manifest:
@@ -395,16 +395,15 @@ def _score_blocks(
             writing.result()
 
 
-def _finish(blocks: ScoreBlocks, connection: sqlite3.Connection) -> None:
-    folder, manifest = blocks.folder, blocks.manifest
+def _choose_probes(blocks: ScoreBlocks, connection: sqlite3.Connection) -> tuple[Probe, ...]:
+    """Read all scores once more, and choose those by which the scorer is recognised; then seal the database."""
+    manifest = blocks.manifest
     written = (
         (manifest.block(block).start, _read_back(blocks, connection, block)) for block in range(manifest.n_blocks)
     )
     probes = choose_probes(written, seed=manifest.seed)
-    blocks.tidy()
     seal(connection)
-    write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
-    write_manifest(folder, replace(manifest, status="complete", probes=probes))
+    return probes
 
 
 def _read_back(blocks: ScoreBlocks, connection: sqlite3.Connection, block: int) -> FloatArray:

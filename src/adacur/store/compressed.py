@@ -18,7 +18,7 @@ from adacur.model import Features, ItemFactors, PackedRows, ScoreScale
 from adacur.model.item_factors import Allocate
 from adacur.protocols import AnchorScores
 from adacur.store.manifest import read_manifest
-from adacur.store.versions import COMPRESSED
+from adacur.store.readers import COMPRESSED
 from adacur.store.writing import damage_reported, locked, made_whole, write_checksums
 
 _FORMAT = 1

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import numpy as np
-
 from adacur.errors import InputError
 from adacur.records import Item
-from adacur.store.versions import Part
+from adacur.store.parts import Part
 
 
 def items_of_documents(items: Iterable[Item]) -> dict[str, list[str]]:
@@ -46,16 +44,7 @@ def check_all_passages(given: Iterable[Item], documents: Mapping[str, Collection
             )
 
 
-def most_cut(parts: Iterable[Part], *, n_items: int) -> int | None:
+def most_cut(parts: Iterable[Part]) -> int | None:
     """How many items of these parts are longer than the scorer takes, at most; None where one part does not say."""
-    covered, total = np.zeros(n_items, dtype=np.bool_), 0
-    for part in parts:
-        rows = part.rows[part.rows >= 0]
-        # Parts of later anchor queries have the items of others.
-        if covered[rows].all():
-            continue
-        covered[rows] = True
-        if part.manifest.cut is None:
-            return None
-        total += part.manifest.cut
-    return total
+    counts = [part.manifest.cut for part in parts if part.brings_items]
+    return None if None in counts else sum(filter(None, counts))

@@ -14,21 +14,11 @@ from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import DamagedIndex, IncompleteIndex
 from adacur.records import Query
 from adacur.store.blocks import ScoreBlocks
-from adacur.store.database import DATABASE, check_room, connect, read_texts, reading
+from adacur.store.database import DATABASE, connect, read_texts, reading
 from adacur.store.items import PartItems, StoredItems
 from adacur.store.manifest import CONTINUE, MANIFEST, Manifest, read_manifest
-from adacur.store.versions import (
-    READERS,
-    Part,
-    Reading,
-    exact_anchors,
-    exact_cells,
-    hold_version,
-    live_blocks,
-    n_exact_cells,
-    places_of,
-    read_parts,
-)
+from adacur.store.parts import Layout, Part, exact_anchors, exact_cells, live_blocks, n_exact_cells, read_parts
+from adacur.store.readers import READERS, Reading, hold_version, places_of
 from adacur.store.writing import LOCK, folder_at
 
 _PARTS_KEPT_OPEN = 32
@@ -39,16 +29,17 @@ class IndexFolder:
     """Items, anchor queries and anchor scores of one version, which stays as it is when the index changes.
 
     `home` is where the version keeps its first stages, tunings and compressed features; `parts` are the folders that
-    hold its items and scores, none where the index is as its build left it.
+    hold its items and scores, as `layout` has them: the index itself where it is as its build left it.
     """
 
     path: Path
     home: Path
     manifest: Manifest
+    layout: Layout
+    parts: Sequence[Part]
     items: StoredItems | PartItems
     anchor_queries: tuple[Query, ...]
-    held: Reading | None
-    parts: Sequence[Part] = ()
+    held: Reading | None = None
     _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
     _matrix: FloatArray | None = field(default=None, init=False)
 
@@ -61,28 +52,28 @@ class IndexFolder:
                 f"The build of {folder} stopped before its first block. Run the same build again to start over."
             )
         home, manifest, held = hold_version(folder)
-        if manifest.parts:
-            return cls.of_parts(folder, read_parts(folder, home, manifest), manifest=manifest, home=home, held=held)
-        with contextlib.closing(connect(folder)) as connection, reading(folder):
-            if manifest.status != "complete":
-                done = connection.execute("SELECT count(*) FROM blocks").fetchone()[0]
-                raise IncompleteIndex(
-                    f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
-                )
-        check_room(folder, manifest)
-        items, anchors = StoredItems(folder), _anchors_of(folder)
-        _check_counts(folder, manifest, n_items=len(items), n_anchors=len(anchors))
-        return cls(folder, home, manifest, items, anchors, held)
+        if manifest.status != "complete":
+            done = _count(folder, "count(*)")
+            raise IncompleteIndex(
+                f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
+            )
+        layout, parts = read_parts(folder, home, manifest)
+        return cls.of_parts(folder, layout, parts, manifest=manifest, home=home, held=held)
 
     @classmethod
     def of_parts(
-        cls, path: Path, parts: Sequence[Part], *, manifest: Manifest, home: Path, held: Reading | None = None
+        cls,
+        path: Path,
+        layout: Layout,
+        parts: Sequence[Part],
+        *,
+        manifest: Manifest,
+        home: Path,
+        held: Reading | None = None,
     ) -> IndexFolder:
-        """A version that is made of these parts, which tile its scores."""
+        """A version that is made of these parts."""
         anchors: dict[int, Query] = {}
         stores: list[StoredItems] = []
-        rows = []
-        seen = np.zeros(manifest.n_items, dtype=np.bool_)
         for part in parts:
             # Parts are never written to again, so handles need not stay open; a process has some thousand of them.
             store = StoredItems(part.folder, keep_open=len(parts) <= _PARTS_KEPT_OPEN)
@@ -90,19 +81,11 @@ class IndexFolder:
             _check_counts(part.folder, part.manifest, n_items=len(store), n_anchors=len(texts))
             places = zip(part.columns.tolist(), texts, strict=True)
             anchors |= {column: query for column, query in places if column >= 0}
-            # Parts that were added with anchor queries hold items that an earlier part has too.
-            positions = np.where((part.rows >= 0) & seen[part.rows], -1, part.rows)
-            live = positions[positions >= 0]
-            if len(live):
-                seen[live] = True
+            if part.brings_items:
                 stores.append(store)
-                rows.append(positions)
-        if not seen.all() or len(anchors) != manifest.n_anchors:
-            raise DamagedIndex(
-                f"The parts of {home} lack an item or an anchor query of the version. Restore the folder from a copy."
-            )
+        items = stores[0] if layout.is_whole else PartItems(stores, [part.rows for part in parts if part.brings_items])
         queries = tuple(anchors[column] for column in range(manifest.n_anchors))
-        return cls(path, home, manifest, PartItems(stores, rows), queries, held, tuple(parts))
+        return cls(path, home, manifest, layout, parts, items, queries, held)
 
     @property
     def version(self) -> int:
@@ -125,36 +108,32 @@ class IndexFolder:
 
     def check_chunks(self) -> None:
         """Refuse missing or truncated scores, before memory is allocated for all that the manifests count."""
-        for folder, manifest in [(part.folder, part.manifest) for part in self.parts] or [(self.path, self.manifest)]:
-            ScoreBlocks.open(folder, manifest).check_sizes()
+        for part in self.parts:
+            ScoreBlocks.open(part.folder, part.manifest).check_sizes()
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:
         """All scores as stored, block by block: the position of the first item, and (items, anchor queries)."""
-        if not self.parts:
-            return iter(ScoreBlocks.open(self.path, self.manifest))
+        if self.layout.is_whole:
+            return iter(ScoreBlocks.open(self.parts[0].folder, self.parts[0].manifest))
         return live_blocks(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
 
     def exact_cells(self) -> BoolArray | None:
         """Which scores the scorer gave, (items, anchor queries); None where none was predicted."""
-        return exact_cells(self._all_parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
+        return exact_cells(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
 
     def exact_anchors(self) -> BoolArray:
         """For each anchor query, whether the scorer gave all its scores. Read anew each time."""
-        return exact_anchors(self._all_parts, n_anchors=self.manifest.n_anchors)
+        return exact_anchors(self.parts, n_anchors=self.manifest.n_anchors)
 
     @property
     def n_exact(self) -> int:
         """How many scores the scorer gave; the others were predicted. Read anew each time."""
-        return n_exact_cells(self._all_parts)
-
-    @property
-    def _all_parts(self) -> Sequence[Part]:
-        return self.parts or (Part.whole(self.path, ".", manifest=self.manifest),)
+        return n_exact_cells(self.parts)
 
     @property
     def n_blocks(self) -> int:
         """Blocks of scores on the disk, in all parts."""
-        return sum(part.manifest.n_blocks for part in self.parts) or self.manifest.n_blocks
+        return sum(part.manifest.n_blocks for part in self.parts)
 
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""
@@ -183,10 +162,13 @@ def build_status(path: str | Path) -> str | None:
 
 def pairs_done(path: str | Path) -> int:
     """How many pairs a build that was begun in a folder has scored."""
-    if build_status(path) is None:
-        return 0
-    with contextlib.closing(connect(Path(path))) as connection, reading(Path(path)):
-        return int(connection.execute("SELECT coalesce(sum(pairs), 0) FROM blocks").fetchone()[0])
+    return 0 if build_status(path) is None else _count(Path(path), "coalesce(sum(pairs), 0)")
+
+
+def _count(folder: Path, what: str) -> int:
+    """A number from the record of finished blocks."""
+    with contextlib.closing(connect(folder)) as connection, reading(folder):
+        return int(connection.execute(f"SELECT {what} FROM blocks").fetchone()[0])
 
 
 def version_files(index: IndexFolder) -> list[str]:

@@ -17,7 +17,7 @@ from adacur.errors import DamagedIndex, NotAnIndex, OtherFormat
 from adacur.protocols import ScorerCard
 from adacur.store.writing import write_atomically
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 VERSIONS = "versions"
 # What the manifest of the first build becomes when that of the index names a version.
@@ -56,16 +56,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """A finished folder that a version is made of, and what of it counts.
+    """A finished folder that a version is made of, and how many items and anchor queries came with it.
 
-    `path` is relative to the index, "." for its first build. All its items count, and follow one another from position
-    `start`; or `start` is None and a file of the version has the positions. `columns` are the places of its anchor
-    queries in the version, -1 for one that does not count.
+    `path` is relative to the index, "." for its first build, and None where nothing of the part counts any more.
     """
 
-    path: str
-    start: int | None
-    columns: tuple[int, ...]
+    path: str | None
+    items: int
+    anchors: int
 
 
 def _now() -> str:
@@ -80,7 +78,9 @@ def _packages() -> dict[str, str]:
 class Manifest:
     """What was built, from what, by which scorer. `status` is "building" or "complete".
 
-    An index that was changed since its build has `parts`, and each change a new `version`. `documents` counts those
+    An index that was changed since its build has `parts`, and each change a new `version`. `removed_anchors` are pairs
+    of a place among the anchor queries of all parts, and how many parts there were when it was removed; those of items
+    have a file. `documents` counts those
     that the items belong to, where any item names one; `cut` counts the items that are longer than the scorer takes, at
     most that many after a removal, and is None where it could not be counted. `fuse` is the first stage's weight in the
     order of hits, None where the scorer decides. `metadata_digest` is that of the items as they were stored, None of a
@@ -103,6 +103,7 @@ class Manifest:
     format: int = FORMAT
     version: int = 1
     parts: tuple[PartRecord, ...] = ()
+    removed_anchors: tuple[tuple[int, ...], ...] = ()
     origin: Origin | None = None
     documents: int | None = None
     cut: int | None = None
@@ -240,11 +241,13 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
             raise ValueError(f"a remembered score is that of item {probe.item} and anchor query {probe.anchor}")
     for part in manifest.parts:
         # An error of its own: an index that names places outside itself is one of adacur's, tampered with.
-        if not _PART.fullmatch(part.path):
+        if part.path is not None and not _PART.fullmatch(part.path):
             raise DamagedIndex(
                 f"A version of this index is made of the folder {part.path!r}; a part is '.' or 'parts/NAME', within "
                 "the index. Nothing was touched. Restore the folder from a copy."
             )
-        if not 0 <= (part.start or 0) < _MOST or not all(-1 <= at < manifest.n_anchors for at in part.columns):
-            raise ValueError(f"the part {part.path!r} has items or anchor queries at impossible positions")
+        if not (0 <= part.items < _MOST and 0 <= part.anchors < _MOST and part.items + part.anchors):
+            raise ValueError(f"the part {part.path!r} has {part.items} items and {part.anchors} anchor queries")
+    if any(len(pair) != 2 or not all(0 <= n < _MOST for n in pair) for pair in manifest.removed_anchors):
+        raise ValueError("removed_anchors are pairs of whole numbers from 0 up")
     return manifest

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import DuplicateId, EmptyInput, InputError, UnknownName
 from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query, as_queries, check_item, check_texts, repeats
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.build_blocks import build_scores, note_cut, save_rows
+from adacur.store.build_blocks import build_scores, save_rows
 from adacur.store.database import digest_items, digest_texts, metadata_as_json
 from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
 from adacur.store.folder import IndexFolder
@@ -30,24 +30,14 @@ from adacur.store.manifest import (
     Probe,
     keep_first_manifest,
     point_to,
-    read_manifest,
     write_manifest,
 )
+from adacur.store.parts import PARTS, Layout, Part, live_blocks, write_exact_cells, write_removed_items
 from adacur.store.probes import choose_probes, spread_probes
 from adacur.store.progress import ScoringBar
-from adacur.store.versions import (
-    AT_HOME,
-    PARTS,
-    READERS,
-    ROWS,
-    Part,
-    live_blocks,
-    prune_locked,
-    write_exact_cells,
-    write_parts,
-)
+from adacur.store.readers import AT_HOME, READERS, prune_locked
 from adacur.store.workers import On
-from adacur.store.writing import folder_at, full_disk_reported, locked, sync_path, sync_tree, write_checksums
+from adacur.store.writing import folder_at, full_disk_reported, locked, sync_path, sync_tree
 
 _IDS_SHOWN = 3
 _FEWEST_PROBES = 16
@@ -87,8 +77,7 @@ class Update:
         self._executor = executor
         self._progress = progress
         self._index = current.path
-        self._parts = list(current.parts) or [Part.whole(current.path, ".")]
-        self._parts_before = self._parts
+        self._layout = current.layout
         self._anchors = list(current.anchor_queries)
         self._n_items = len(current.items)
         self._items_changed = False
@@ -108,7 +97,7 @@ class Update:
     @property
     def is_changed(self) -> bool:
         """Whether there is anything to switch to."""
-        return self.compacted or self._parts is not self._parts_before
+        return self.compacted or self._layout is not self._current.layout
 
     @property
     def n_items(self) -> int:
@@ -166,7 +155,7 @@ class Update:
             part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0), dtype), dtype=dtype, exact=None)
         else:
             part = self._scored(items, self._anchors, scorer)
-        self._parts = [*self._parts, Part.whole(self._index, part, first_row=self._n_items)]
+        self._layout = self._layout.grown(part, n_items=n_new)
         self._n_items += n_new
         self._new_ids = self._new_ids | {item.id for item in items}
         self._has_documents = self._has_documents or any(item.document != item.id for item in items)
@@ -212,8 +201,6 @@ class Update:
             items, new, lambda start, stop: rows[start:stop], dtype=dtype, exact=None if cells is None else cells.T
         )
         self._append_anchors(new, part)
-        # Parts that were kept for their items alone.
-        self._set_parts(self._parts)
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
@@ -226,11 +213,11 @@ class Update:
             raise UnknownName(f"Not in {self._index}: {_shown(missing)}.{remedy}")
         if len(names) == self._n_items and not replaced:
             raise EmptyInput(f"An index must keep an item; these are all {self._n_items} of {self._index}.")
-        places = _places_without(np.array([there[id_] for id_ in names]), self._n_items)
+        self._layout = self._layout.without(items=np.array([there[id_] for id_ in names]))
         self._n_items -= len(names)
         self._new_ids = self._new_ids - set(names)
         self._items_changed = True
-        self._set_parts(replace(part, rows=_moved(part.rows, places)) for part in self._parts)
+        self._last_view = None
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -252,27 +239,25 @@ class Update:
         if len(names) == len(self._anchors) and not replaced:
             raise EmptyInput(f"An index must keep an anchor query; these are all {len(names)} of {self._index}.")
         going = {there[id_] for id_ in names}
-        places = _places_without(np.array(sorted(going)), len(self._anchors))
+        self._layout = self._layout.without(anchors=np.array(sorted(going)))
         self._anchors = [query for column, query in enumerate(self._anchors) if column not in going]
-        self._set_parts(replace(part, columns=_moved(part.columns, places)) for part in self._parts)
+        self._last_view = None
 
     def compact(self) -> None:
         """Copy what counts of all parts into one; parts that no version in use needs are deleted after the switch."""
         self.compacted = True
-        first = self._parts[0]
-        if len(self._parts) == 1 and (first.rows >= 0).all() and (first.columns >= 0).all():
+        if self._layout.is_whole:
             return  # A copy would be the same.
-        view, parts, n_anchors = self._view(), self._parts, len(self._anchors)
+        view, n_anchors = self._view(), len(self._anchors)
 
         def rows(start: int, stop: int) -> FloatArray:
             # One block: both are as large as a block may be.
-            return next(live_blocks(parts, n_items=stop, n_anchors=n_anchors, first=start))[1]
+            return next(live_blocks(view.parts, n_items=stop, n_anchors=n_anchors, first=start))[1]
 
         dtype, items = view.manifest.dtype, view.items
-        part, cut = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells()), self._cut()
-        folder = self._index / part
-        write_manifest(folder, replace(read_manifest(folder), cut=cut))
-        self._set_parts([Part.whole(self._index, part)])
+        part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells(), cut=self._cut())
+        self._layout = Layout.whole(part, n_items=self._n_items, n_anchors=n_anchors)
+        self._last_view = None
 
     def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
         """Write the new version and make it the current one. Without a change of items, first stages stay."""
@@ -283,7 +268,7 @@ class Update:
         probes = self._probes(view)
         home.mkdir(parents=True)
         (home / READERS).touch()
-        records = write_parts(home, self._parts)
+        write_removed_items(home, self._layout.items)
         if self._items_changed:
             names = () if first_stages is None else tuple(first_stages(home, view.items, self._new_ids))
         else:
@@ -292,13 +277,13 @@ class Update:
             # Compressing and tuning a version hold its home.
             with contextlib.nullcontext() if old.home == index else locked(old.home):
                 _link(old.home, home, names_kept)
-        write_checksums(home / ROWS)
         write_manifest(
             home,
             replace(
                 view.manifest,
                 version=number,
-                parts=records,
+                parts=self._layout.records(),
+                removed_anchors=tuple(map(tuple, self._layout.anchors.removed.tolist())),
                 documents=len(self._documents()) if self._has_documents else None,
                 cut=self._cut(),
                 first=tuple(sorted(names)),
@@ -307,7 +292,7 @@ class Update:
         )
         sync_tree(home)
         sync_path(home.parent)
-        if not old.parts:
+        if old.home == index:
             keep_first_manifest(index, old.manifest)
         sync_path(index)
         point_to(index, number)
@@ -322,27 +307,28 @@ class Update:
         if self._last_view is not None:
             return self._last_view
         old = self._current.manifest
-        # Of digests and places, since reading all texts again would take longer than most changes.
-        items_digest = _digest_parts(self._parts) if self._items_changed else old.items_digest
+        parts = self._layout.parts(self._index)
         manifest = Manifest(
             status="complete",
             n_items=self._n_items,
             n_anchors=len(self._anchors),
-            dtype=str(np.result_type(*(part.manifest.dtype for part in self._parts))),
-            block_items=max(part.manifest.block_items for part in self._parts),
-            items_digest=items_digest,
+            dtype=str(np.result_type(*(part.manifest.dtype for part in parts))),
+            block_items=max(part.manifest.block_items for part in parts),
+            # Of digests and places, since reading all texts again would take longer than most changes.
+            items_digest=_digest_parts(parts) if self._items_changed else old.items_digest,
             anchors_digest=digest_texts((query.id, query.text) for query in self._anchors),
             scorer=self._card,
             seed=old.seed,
             origin=old.origin,
             fuse=old.fuse,
         )
-        self._last_view = IndexFolder.of_parts(self._index, self._parts, manifest=manifest, home=self._current.home)
+        home = self._current.home
+        self._last_view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=home)
         return self._last_view
 
     def _cut(self) -> int | None:
         """How many items are longer than the scorer takes, as far as that is known."""
-        return most_cut(self._parts, n_items=self._n_items) if self._items_changed else self._current.manifest.cut
+        return most_cut(self._view().parts) if self._items_changed else self._current.manifest.cut
 
     def check_replacing(self, items: Iterable[Item]) -> None:
         """Refuse some of a document's passages in place of all."""
@@ -353,15 +339,8 @@ class Update:
         return items_of_documents(self._view().items)
 
     def _append_anchors(self, new: Sequence[Query], part: str) -> None:
-        self._parts = [*self._parts, Part.whole(self._index, part, first_column=len(self._anchors))]
+        self._layout = self._layout.grown(part, n_anchors=len(new))
         self._anchors = [*self._anchors, *new]
-        self._last_view = None
-
-    def _set_parts(self, parts: Iterable[Part]) -> None:
-        # Without anchor queries a part counts for its items alone.
-        self._parts = [
-            part for part in parts if (part.rows >= 0).any() and (not self._anchors or (part.columns >= 0).any())
-        ]
         self._last_view = None
 
     def _scored(self, items: Iterable[Item], anchors: Sequence[Query], scorer: Scorer) -> str:
@@ -380,9 +359,7 @@ class Update:
         options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "executor": self._executor}
         with ScoringBar(self._progress) as bar:
             try:
-                part = build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
-                if part.manifest.cut is None:
-                    note_cut(part, scorer)
+                build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
             finally:
                 self.calls += bar.last.pairs_done - bar.last.resumed_pairs
                 self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
@@ -397,13 +374,14 @@ class Update:
         *,
         dtype: str,
         exact: BoolArray | None,
+        **facts: Any,
     ) -> str:
         """A part with scores that are known, written whole; its path in the index."""
         name = uuid.uuid4().hex[:16]
         hidden = self._index / PARTS / f".{name}"
-        save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer)
+        save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer, **facts)
         if exact is not None and not exact.all():
-            write_exact_cells(hidden, lambda start, stop: exact[start:stop], shape=exact.shape)
+            write_exact_cells(hidden, exact)
         os.replace(hidden, self._index / PARTS / name)
         sync_path(self._index / PARTS)
         return f"{PARTS}/{name}"
@@ -415,7 +393,7 @@ class Update:
         cells = view.exact_cells()
         probes = [
             Probe(item, anchor, probe.score)
-            for part in self._parts
+            for part in view.parts
             for probe in part.manifest.probes
             if (item := int(part.rows[probe.item])) >= 0
             and (anchor := int(part.columns[probe.anchor])) >= 0
@@ -459,20 +437,10 @@ def _link(old: Path, new: Path, names: Iterable[str]) -> None:
 def _digest_parts(parts: Iterable[Part]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(part.manifest.items_digest.encode())
-        digest.update(np.ascontiguousarray(part.rows, dtype="<i8").data)
+        if part.brings_items:
+            digest.update(part.manifest.items_digest.encode())
+            digest.update(np.ascontiguousarray(part.rows, dtype="<i8").data)
     return digest.hexdigest()
-
-
-def _places_without(going: IntArray, n: int) -> IntArray:
-    """Where each of n places goes when some are removed; -1 for these."""
-    stays = np.ones(n, dtype=np.bool_)
-    stays[going] = False
-    return np.where(stays, np.cumsum(stays) - 1, -1)
-
-
-def _moved(places: IntArray, moved: IntArray) -> IntArray:
-    return np.where(places >= 0, moved[places], -1)
 
 
 def _distinct(ids: Iterable[str], what: str) -> list[str]:

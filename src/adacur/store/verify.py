@@ -14,7 +14,8 @@ from adacur.store.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.store.database import DATABASE, check_room, connect, digest_texts, read_texts
 from adacur.store.folder import first_stage_folders
 from adacur.store.manifest import FIRST_MANIFEST, MANIFEST, Manifest, read_part_manifest
-from adacur.store.versions import AT_HOME, COMPRESSED, EXACT, ROWS, hold_version, read_parts
+from adacur.store.parts import EXACT, REMOVED, read_parts
+from adacur.store.readers import AT_HOME, COMPRESSED, hold_version
 from adacur.store.writing import check_files, folder_at
 
 
@@ -63,7 +64,7 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     checked = blocks = 0
     stages = {folder.name: folder for folder in first_stage_folders(home)}
     with_checksums = [*stages.values(), home / COMPRESSED]
-    for part in list(dict.fromkeys(record.path for record in manifest.parts)) or ["."]:
+    for part in list(dict.fromkeys(record.path for record in manifest.parts if record.path is not None)) or ["."]:
         file, folder = MANIFEST, index / part
         try:
             of_part = read_part_manifest(index, part) if manifest.parts else manifest
@@ -79,9 +80,9 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
         with_checksums.append(folder / EXACT)
         checked, blocks = checked + len(recorded), blocks + of_part.n_blocks
     if manifest.parts:
-        with_checksums.append(home / ROWS)
+        with_checksums.append(home / REMOVED)
     for folder in with_checksums:
-        if folder.exists() or folder.name == ROWS:
+        if folder.exists() or folder.name == REMOVED:
             problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
     if manifest.parts and not problems:
         try:
@@ -97,7 +98,7 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
 
 def _check_seals(index: Path, home: Path, manifest: Manifest) -> Iterator[Problem]:
     """Check the manifests, and what is stored of a tuning: JSON files that hold a digest of themselves."""
-    parts = [index / part.path / MANIFEST for part in manifest.parts]
+    parts = [index / part.path / MANIFEST for part in manifest.parts if part.path is not None]
     of_home = [home / name for name in (MANIFEST, *AT_HOME) if name.endswith(".json")]
     for file in dict.fromkeys([index / MANIFEST, index / FIRST_MANIFEST, *of_home, *parts]):
         try:

@@ -142,7 +142,7 @@ def test_a_scorer_of_another_name_in_a_worker_is_refused(ray_cluster, tmp_path) 
         def reopening(self):
             return Reopening(other)
 
-    with pytest.raises(ScorerFailed, match="must be alike"):
+    with pytest.raises(ScorerFailed):
         build(tmp_path / "index", Renamed(), executor=Ray())
 
 
@@ -180,7 +180,7 @@ def test_workers_that_make_no_sense_are_refused_before_anything_is_written(tmp_p
 def test_a_cache_and_a_scorer_that_cannot_travel_are_refused(ray_cluster, tmp_path) -> None:
     with (
         Cached(FunctionScorer(score, name="sines"), tmp_path / "cache") as cached,
-        pytest.raises(InputError, match="Leave the cache out"),
+        pytest.raises(InputError),
     ):
         build(tmp_path / "index", cached, executor=Ray())
     lock = threading.Lock()

@@ -22,9 +22,8 @@ import pytest
 
 import adacur
 from adacur.data import read_beir
-from adacur.extras.train import TeacherScores, distill, train_cross_encoder, train_dual_encoder
+from adacur.extras.train import EmbHead, TeacherScores, distill, export_onnx, train_cross_encoder, train_dual_encoder
 from adacur.requirements import install_command
-from adacur.scorers import EmbHead, export_onnx
 from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 

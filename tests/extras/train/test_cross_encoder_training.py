@@ -15,7 +15,7 @@ import pytest
 from adacur import BM25, Item, Query
 from adacur.data import JudgedCollection
 from adacur.errors import InputError, TrainingFailed
-from adacur.extras.train import TrainingSettings, train_cross_encoder
+from adacur.extras.train import EmbHead, TrainingSettings, train_cross_encoder
 from adacur.extras.train.checking import ranking_quality
 from adacur.extras.train.judged_queries import learning_data
 from adacur.extras.train.negatives import Draws
@@ -23,7 +23,6 @@ from adacur.extras.train.run_folder import RunFolder
 from adacur.first_stages import Matrix
 from adacur.protocols import ScorerCard
 from adacur.scorers import TorchCrossEncoder
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")

@@ -88,5 +88,5 @@ def test_files_that_disagree_are_refused(tmp_path) -> None:
     with pytest.raises(DamagedIndex, match="2 ids, 3 items"):
         BM25.load(tmp_path)
     (tmp_path / "ids.json").unlink()
-    with pytest.raises(DamagedIndex, match="Build it again"):
+    with pytest.raises(DamagedIndex):
         BM25.load(tmp_path)

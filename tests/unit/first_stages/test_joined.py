@@ -67,5 +67,5 @@ def test_what_is_joined_is_not_built(tmp_path) -> None:
 def test_two_stages_of_the_same_items_are_needed() -> None:
     with pytest.raises(InputError, match="got 1"):
         Joined([placed(ONE, ItemList(ITEMS))])
-    with pytest.raises(InputError, match="same items"):
+    with pytest.raises(InputError):
         Joined([placed(ONE, ItemList(ITEMS)), placed(OTHER, ItemList(ITEMS))])

@@ -85,6 +85,37 @@ def test_a_pair_is_asked_for_once_in_a_call_and_once_in_all_calls(path) -> None:
     assert len(scorer.asked) == len(set(scorer.asked)) == len(PAIRS)
 
 
+@pytest.mark.parametrize("known", [lambda: None, lambda: MatrixScorer(QUERIES, ITEMS)], ids=["memory", "matrix"])
+def test_a_pair_is_asked_for_once_without_a_file_too(known) -> None:
+    scorer = Recording()
+    cached = Cached(scorer, known())
+    for _ in range(2):
+        assert cached.score([*PAIRS[:9], PAIRS[0]]).tolist() == np.array(truth([*PAIRS[:9], PAIRS[0]]), "f4").tolist()
+        assert asyncio.run(cached.ascore(PAIRS[:12])).tolist() == np.array(truth(PAIRS[:12]), "f4").tolist()
+    assert len(scorer.asked) == len(set(scorer.asked)) == 12 == cached.misses
+    with pytest.raises(InputError):
+        cached.count()
+
+
+def test_scores_that_a_matrix_has_are_not_asked_for_and_new_ones_are_written_into_it() -> None:
+    matrix = np.full((1, 3), np.nan, dtype=np.float32)
+    matrix[0, 1] = 7
+    known = MatrixScorer(QUERIES[:1], ITEMS[:3], matrix)
+    scorer = Recording()
+    cached = Cached(scorer, known)
+    assert cached.score(PAIRS[:4]).tolist() == [
+        *np.array(truth(PAIRS[:1]), "f4"),
+        7,
+        *np.array(truth(PAIRS[2:4]), "f4"),
+    ]
+    assert scorer.asked == [(query.text, item.text) for query, item in (PAIRS[0], *PAIRS[2:4])]
+    assert known.matrix.tolist() == [cached.score(PAIRS[:3]).tolist()]
+    # What has no place in the matrix is asked for again.
+    assert cached.misses == 3
+    cached.score(PAIRS[3:4])
+    assert cached.misses == 4
+
+
 def test_what_was_paid_is_known_to_the_next_process(path) -> None:
     with Cached(Recording(), path) as cached:
         cached.score(PAIRS)
@@ -126,15 +157,13 @@ def test_no_pairs_cost_nothing(path) -> None:
     assert (scorer.calls, cached.hits, cached.misses) == ([], 0, 0)
 
 
-def test_scores_are_stored_after_every_few_pairs(path, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.scorers.cached._SAVE_EVERY", 50)
-
+def test_scores_are_stored_after_every_few_pairs(path) -> None:
     def dies_at_last(pairs):
         if ("question 5", "text 39") in pairs:
             raise RuntimeError("out of service")
         return values(pairs)
 
-    cached = Cached(Recording(function=dies_at_last), path)
+    cached = Cached(Recording(function=dies_at_last), path, save_every=50)
     with pytest.raises(RuntimeError):
         cached.score(PAIRS)
     assert cached.count() == cached.misses == 200
@@ -322,10 +351,9 @@ def test_closing_closes_the_scorer_and_what_is_known_can_still_be_read(path) -> 
 
 
 @pytest.mark.parametrize("save_every", [1, 37, 16_384])
-def test_a_grid_never_asks_for_a_pair_that_is_known(path, save_every, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.scorers.cached._SAVE_EVERY", save_every)
+def test_a_grid_never_asks_for_a_pair_that_is_known(path, save_every) -> None:
     scorer = Recording()
-    cached = Cached(scorer, path)
+    cached = Cached(scorer, path, save_every=save_every)
     cached.score([PAIRS[at] for at in np.random.default_rng(0).permutation(len(PAIRS))[:100]])
     grid = score_grid(cached, QUERIES, ITEMS)
     assert grid.ravel().tolist() == np.array(truth(), dtype="float32").tolist()
@@ -617,10 +645,9 @@ TINY_DISK = """
 import subprocess, sys, warnings
 from adacur.errors import StorageFull
 from adacur.records import Item, Query
-from adacur.scorers import (Cached, FunctionScorer, cached as module)
+from adacur.scorers import Cached, FunctionScorer
 from adacur.scorers.cached import CacheWarning
 
-module._SAVE_EVERY = 1000
 disk = sys.argv[1]
 def mount(option):
     subprocess.run(["mount", "-t", "tmpfs", "-o", option, "none", disk], check=True)
@@ -629,7 +656,8 @@ pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(8000)]
 for size in sys.argv[2:]:
     mount(f"size={size}k")
     try:
-        cached = Cached(FunctionScorer(lambda pairs: [float(len(item)) for _, item in pairs], name="f"), disk + "/c")
+        scorer = FunctionScorer(lambda pairs: [float(len(item)) for _, item in pairs], name="f")
+        cached = Cached(scorer, disk + "/c", save_every=1000)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]

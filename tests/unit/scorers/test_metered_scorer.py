@@ -58,7 +58,7 @@ def test_a_scorer_that_cannot_be_awaited_runs_in_a_thread() -> None:
         card = FunctionScorer(lengths).card
 
         def score(self, pairs):
-            with pytest.raises(RuntimeError, match="no running event loop"):
+            with pytest.raises(RuntimeError):
                 asyncio.get_running_loop()
             return lengths([(query.text, item.text) for query, item in pairs])
 

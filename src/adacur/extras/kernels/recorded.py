@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -43,17 +44,15 @@ _LEAST_TOKENS = 128
 class Bucket:
     """Space for `pairs` pairs of `tokens` tokens together, none with more than `longest`.
 
-    What a call needs to say is one row of int32, `size` long: ids, where each pair starts, where its item starts, and
-    the `reads` rows per pair that a head reads.
+    What a call needs to say is one row of int32, `size` long: ids, where each pair starts, and where its item starts.
     """
 
     pairs: int
     tokens: int
     longest: int
-    reads: int
 
     @classmethod
-    def of(cls, lengths: IntArray, *, reads: int) -> Bucket | None:
+    def of(cls, lengths: IntArray) -> Bucket | None:
         """The smallest bucket for pairs of these lengths; None where there are too many."""
         if not 0 < len(lengths) <= _PAIRS[-1]:
             return None
@@ -64,33 +63,21 @@ class Bucket:
             pairs=_PAIRS[bisect_left(_PAIRS, len(lengths))],
             tokens=-(-n_tokens // step) * step,
             longest=-(-longest // 512) * 512 if longest > 512 else _LONGEST[bisect_left(_LONGEST, longest)],
-            reads=reads,
         )
 
     @property
     def size(self) -> int:
-        return self.tokens + (self.pairs + 1) + self.pairs + self.pairs * self.reads
+        return self.tokens + (self.pairs + 1) + self.pairs
 
     def holds(self, other: Bucket) -> bool:
         """Whether all that fits into the other fits here."""
-        return (
-            self.pairs >= other.pairs
-            and self.tokens >= other.tokens
-            and self.longest >= other.longest
-            and self.reads == other.reads
-        )
+        return self.pairs >= other.pairs and self.tokens >= other.tokens and self.longest >= other.longest
 
-    def parts(self, numbers: Any) -> tuple[Any, Any, Any, Any]:
-        """Views of a row, in an array or a tensor: ids, starts, item starts, and rows to read, (pairs, reads)."""
+    def parts(self, numbers: Any) -> tuple[Any, Any, Any]:
+        """Views of a row, in an array or a tensor: ids, starts, item starts."""
         starts = self.tokens
         item_starts = starts + self.pairs + 1
-        read_rows = item_starts + self.pairs
-        return (
-            numbers[:starts],
-            numbers[starts:item_starts],
-            numbers[item_starts:read_rows],
-            numbers[read_rows : self.size].reshape(self.pairs, self.reads),
-        )
+        return numbers[:starts], numbers[starts:item_starts], numbers[item_starts : self.size]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,8 +128,7 @@ class RecordedForward:
             self._calls_to_wait -= 1
             return None
         lengths, types = pairs.lengths, two_types(pairs.texts.template)
-        # A head reads the tags, or the first token.
-        bucket = Bucket.of(lengths, reads=1 if pairs.texts.tags is None else 3)
+        bucket = Bucket.of(lengths)
         if bucket is None or types is None or bucket.tokens > min(most_tokens, _MOST_TOKENS):
             return None
         with self._on_device():
@@ -154,7 +140,7 @@ class RecordedForward:
                 return None
             if recorded is None:
                 return None
-            fill(recorded.written, pairs, recorded.bucket, lengths=lengths, pad_id=self._pad_id)
+            fill(recorded.written, pairs, recorded.bucket, lengths=lengths, pad_id=self._pad_id, late=types[2])
             try:
                 recorded.numbers.copy_(recorded.host, non_blocking=True)
                 recorded.replay()
@@ -189,7 +175,7 @@ class RecordedForward:
                 self._torch.cuda.empty_cache()
         return had_some
 
-    def _recorded_for(self, bucket: Bucket, *, types: tuple[int, int]) -> _Recorded | None:
+    def _recorded_for(self, bucket: Bucket, *, types: tuple[int, int, int]) -> _Recorded | None:
         if (recorded := self._recorded.get(bucket)) is not None:
             return recorded
         if len(self._recorded) < self._most:
@@ -198,7 +184,7 @@ class RecordedForward:
         larger = [other for other in self._recorded if other.holds(bucket) and other.tokens <= 2 * bucket.tokens]
         return self._recorded[min(larger, key=lambda other: other.tokens)] if larger else None
 
-    def _record(self, bucket: Bucket, *, types: tuple[int, int]) -> _Recorded:
+    def _record(self, bucket: Bucket, *, types: tuple[int, int, int]) -> _Recorded:
         torch, started = self._torch, time.perf_counter()
         on_cuda = self._device.type == "cuda"
         host = torch.zeros(bucket.size, dtype=torch.int32, pin_memory=on_cuda)
@@ -236,15 +222,25 @@ class RecordedForward:
         return self._torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
 
-def two_types(template: PairTemplate) -> tuple[int, int] | None:
-    """The token types up to the item and from there on; None where they change elsewhere too."""
-    head = {template.query_type, *template.prefix[1].tolist(), *template.middle[1].tolist()}
+def two_types(template: PairTemplate) -> tuple[int, int, int] | None:
+    """The token types up to a place and from there on, and how many tokens before the item that place is.
+
+    None where they change elsewhere too.
+    """
+    middle = template.middle[1].tolist()
+    late = len(list(takewhile(lambda kind: kind == template.item_type != template.query_type, reversed(middle))))
+    head = {template.query_type, *template.prefix[1].tolist(), *middle[: len(middle) - late]}
     tail = {template.item_type, *template.suffix[1].tolist()}
-    return (head.pop(), tail.pop()) if len(head) == len(tail) == 1 else None
+    return (head.pop(), tail.pop(), late) if len(head) == len(tail) == 1 else None
 
 
-def fill(numbers: npt.NDArray[np.int32], pairs: TokenPairs, bucket: Bucket, *, lengths: IntArray, pad_id: int) -> None:
-    """Write these pairs, of these lengths, into a row; places behind them hold pairs without tokens."""
+def fill(
+    numbers: npt.NDArray[np.int32], pairs: TokenPairs, bucket: Bucket, *, lengths: IntArray, pad_id: int, late: int = 0
+) -> None:
+    """Write these pairs, of these lengths, into a row; places behind them hold pairs without tokens.
+
+    The item's token type begins `late` tokens before the item.
+    """
     texts, n = pairs.texts, len(pairs)
     heads, suffix, spaces = [head[0] for head in texts.heads], texts.template.suffix[0], texts.space.tolist()
     parts: list[TokenArray] = []
@@ -256,29 +252,20 @@ def fill(numbers: npt.NDArray[np.int32], pairs: TokenPairs, bucket: Bucket, *, l
     ends = np.cumsum(lengths)
     n_tokens, firsts = int(ends[-1]), ends - lengths
     head_lengths = texts.head_lengths[pairs.query_of]
-    ids, starts, item_starts, read_rows = bucket.parts(numbers)
+    ids, starts, item_starts = bucket.parts(numbers)
     into: npt.NDArray[np.int32] = ids[:n_tokens]
     np.concatenate(parts, out=into, casting="same_kind")
     ids[n_tokens:] = pad_id
     starts[0] = 0
     starts[1 : n + 1] = ends
     starts[n + 1 :] = n_tokens
-    item_starts[:n] = firsts + head_lengths
+    item_starts[:n] = firsts + head_lengths - late
     item_starts[n:] = n_tokens
-    read_rows[:n] = firsts[:, None]
-    # A pair without tokens has no row of its own; what is read of it is thrown away.
-    read_rows[n:] = 0
-    if texts.tags is not None:
-        item_lengths = lengths - head_lengths - len(suffix)
-        read_rows[:n, :2] += texts.tags.queries[pairs.query_of].astype(np.int32)
-        read_rows[:n, 2] += (head_lengths + np.minimum(texts.tags.items[pairs.item_of], item_lengths - 1)).astype(
-            np.int32
-        )
 
 
-def packed(torch: Any, numbers: Any, bucket: Bucket, *, types: tuple[int, int]) -> PackedTokens:
+def packed(torch: Any, numbers: Any, bucket: Bucket, *, types: tuple[int, int, int]) -> PackedTokens:
     """What an encoder takes, of a row on its device; never waits for the device."""
-    ids, starts, item_starts, read_rows = bucket.parts(numbers)
+    ids, starts, item_starts = bucket.parts(numbers)
     rows = torch.arange(bucket.tokens, dtype=starts.dtype, device=starts.device)
     text = torch.searchsorted(starts[1:], rows, right=True).clamp(max=bucket.pairs - 1)
     return PackedTokens(
@@ -288,5 +275,6 @@ def packed(torch: Any, numbers: Any, bucket: Bucket, *, types: tuple[int, int]) 
         positions=(rows - starts[text]).masked_fill(rows >= starts[-1], 0).long(),
         starts=starts,
         longest=bucket.longest,
-        read_rows=read_rows.long(),
+        # A pair without tokens has no row of its own; what is read of it is thrown away.
+        read_rows=starts[:-1, None].long().clamp(max=bucket.tokens - 1),
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
+from adacur.budget import at_least
 from adacur.errors import InputError
 from adacur.requirements import require
 from adacur.store.executor import Result, Task, WorkersLost, read_ahead
@@ -41,8 +42,7 @@ class Ray:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise InputError(f"workers must be at least 1; got {self.workers}.")
+        at_least(1, workers=self.workers)
 
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """A connection to the cluster, which is started and ended here if it has no address."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from adacur.extras.train.cross_encoder import CrossEncoderHead, train_cross_encoder
 from adacur.extras.train.dual_encoder import distill, train_dual_encoder
 from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train.emb_head import EmbHead
 from adacur.extras.train.negatives import Mixture
+from adacur.extras.train.onnx_export import export_onnx
 from adacur.extras.train.run_folder import Trained, check_may_write, model_hash
 from adacur.extras.train.teacher_scores import TeacherScores
 from adacur.extras.train.training_settings import TowerOptions, TrainingSettings
 
 __all__ = [
     "CrossEncoderHead",
+    "EmbHead",
     "Mixture",
     "TeacherScores",
     "TowerOptions",
@@ -19,6 +22,7 @@ __all__ = [
     "TrainingSettings",
     "check_may_write",
     "distill",
+    "export_onnx",
     "load_emb_cross_encoder",
     "make_emb_cross_encoder",
     "model_hash",

@@ -15,6 +15,7 @@ from adacur.budget import is_whole
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
 from adacur.extras.train.checking import Checked, sampled
+from adacur.extras.train.emb_head import EmbHead
 from adacur.extras.train.judged_queries import LearningData, learning_data, same_words, with_equal_texts
 from adacur.extras.train.mining import MiningBudget
 from adacur.extras.train.negatives import Draws, Mixture, Pool, facts_of_first, first_stage_positions, near_misses
@@ -24,7 +25,6 @@ from adacur.extras.train.training_settings import TrainingSettings, check_instal
 from adacur.first_stages import AnyStage
 from adacur.protocols import Scorer
 from adacur.scorers.cross_encoders.checkpoints import architecture, checkpoint_folder
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from adacur.errors import InputError
+from adacur.extras.train.emb_head import EmbHead
+from adacur.extras.train.written_whole import written_whole
+from adacur.names import EMB_KEY
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
     check_complete,
@@ -15,9 +18,8 @@ from adacur.scorers.cross_encoders.checkpoints import (
     read_model,
     read_pretrained,
     read_tokenizer,
-    written_whole,
 )
-from adacur.scorers.cross_encoders.emb_head import KEY, EmbHead
+from adacur.scorers.cross_encoders.pair_tokens import PairTemplate
 from adacur.scorers.cross_encoders.weights import json_in
 
 _PAPER_HEAD = EmbHead()
@@ -40,7 +42,7 @@ def make_emb_cross_encoder(
             f"An [EMB] head needs its tags in the vocabulary; that of {name_or_folder} lacks {', '.join(missing)}. "
             "Let them be added (add_tags), or name three that it has in an EmbHead."
         )
-    _register(tokenizer, head)
+    _put_around(tokenizer, head)
     if missing:
         _add_embeddings(body, len(tokenizer))
     return tokenizer, _module(tokenizer, body, head, folder)
@@ -52,13 +54,13 @@ def load_emb_cross_encoder(folder: str | Path) -> tuple[Any, Any]:
     head = EmbHead.from_config(json_in(folder, "config.json"))
     if head is None:
         raise InputError(
-            f"An [EMB] cross-encoder's config.json has the key {KEY!r}; that in {folder} has not. "
+            f"An [EMB] cross-encoder's config.json has the key {EMB_KEY!r}; that in {folder} has not. "
             "make_emb_cross_encoder makes one from any encoder."
         )
     tokenizer, body = _encoder(folder)
     if missing := [tag for tag in head.tags if tag not in tokenizer.get_vocab()]:
         raise InputError(f"The tokenizer in {folder} lacks the tags {', '.join(missing)} that its config.json names.")
-    _register(tokenizer, head)
+    _put_around(tokenizer, head)
     return tokenizer, _module(tokenizer, body, head, folder)
 
 
@@ -97,10 +99,38 @@ def _encoder(folder: Path) -> tuple[Any, Any]:
     return tokenizer, body.float()
 
 
-def _register(tokenizer: Any, head: EmbHead) -> None:
-    """Make one id of a tag that a text spells, whatever stands around it."""
-    added_token = require("tokenizers", extra="torch").AddedToken
-    tokenizer.add_tokens([added_token(tag, special=True, normalized=False) for tag in head.tags], special_tokens=True)
+def _put_around(tokenizer: Any, head: EmbHead) -> None:
+    """Let the tokenizer put the tags around the texts of a pair: the query between its two, the item behind its own.
+
+    They become one id each where a text spells them.
+    """
+    tokenizers = require("tokenizers", extra="torch")
+    added = [tokenizers.AddedToken(tag, special=True, normalized=False) for tag in head.tags]
+    tokenizer.add_tokens(added, special_tokens=True)
+    backend = tokenizer.backend_tokenizer
+    plain = type(backend).from_str(backend.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    template = PairTemplate.of(plain)
+    start, end, item = (tokenizer.convert_tokens_to_ids(tag) for tag in head.tags)
+    if start in template.prefix[0] and end in template.middle[0] and item in template.middle[0]:
+        return
+    query, of_item = template.query_type, template.item_type
+
+    def written(part: Any) -> list[str]:
+        return [f"{backend.id_to_token(number)}:{kind}" for number, kind in part.T.tolist()]
+
+    start_tag, end_tag, item_tag = head.tags
+    parts = (
+        [*written(template.prefix), f"{start_tag}:{query}", f"$A:{query}", f"{end_tag}:{query}"],
+        [*written(template.middle), f"{item_tag}:{of_item}", f"$B:{of_item}", *written(template.suffix)],
+    )
+    around = {int(number) for part in (template.prefix, template.middle, template.suffix) for number in part[0]}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=parts[0],
+        pair=[*parts[0], *parts[1]],
+        special_tokens=[(backend.id_to_token(number), number) for number in {*around, start, end, item}],
+    )
 
 
 def _add_embeddings(body: Any, n_tokens: int) -> None:

@@ -20,15 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError, TrainingFailed
 from adacur.extras.train.emb_cross_encoder import make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train.emb_head import EmbHead
+from adacur.extras.train.emb_module import EmbCrossEncoder
+from adacur.extras.train.written_whole import written_whole
 from adacur.scorers.cross_encoders.checkpoints import (
     check_complete,
     has_chat_template,
     quiet,
     read_model,
     read_tokenizer,
-    written_whole,
 )
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts
@@ -82,7 +83,6 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
                 usual=512,
             ).tokens,
             max_item_tokens=max_item_tokens,
-            head=head if isinstance(head, EmbHead) else None,
             prompt=getattr(self.cross_encoder, "prompt", None),
         )
         takes = inspect.signature(self.cross_encoder.forward).parameters
@@ -164,7 +164,7 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
     def save(self, folder: Path) -> None:
         """Write the cross-encoder and its tokenizer, whole or not at all; the model stays where it is."""
         module = copy.deepcopy(self.cross_encoder).cpu()
-        if self.tokens.head is not None:
+        if isinstance(module, EmbCrossEncoder):
             save_emb_cross_encoder(module, self._tokenizer, folder)
             return
         with written_whole(folder) as unfinished, quiet(transformers):

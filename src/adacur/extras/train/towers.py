@@ -19,8 +19,9 @@ from adacur.errors import InputError
 from adacur.extras.train.judged_queries import distinct_texts
 from adacur.extras.train.ranking_model import untied
 from adacur.extras.train.training_settings import TowerOptions
+from adacur.extras.train.written_whole import written_whole
 from adacur.protocols import Items
-from adacur.scorers.cross_encoders.checkpoints import quiet, written_whole
+from adacur.scorers.cross_encoders.checkpoints import quiet
 from adacur.scorers.cross_encoders.token_limit import token_limit
 from adacur.scorers.cross_encoders.weights import json_in
 

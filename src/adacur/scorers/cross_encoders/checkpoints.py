@@ -1,29 +1,20 @@
-"""Folders of transformers models: fetched, read silently, written whole or not at all."""
+"""Folders of transformers models: fetched, read silently."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from adacur.errors import FetchError, FileFormatError, InputError, StorageFull
+from adacur.errors import FetchError, FileFormatError, InputError
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.weights import json_in
 
-Shape = Literal["pairs", "decoder", "pooled", "other"]
-# What may stand behind a pooling, and the activations of a dense layer.
-_LAYERS = {"Dense", "LayerNorm", "Dropout"}
-_ACTIVATIONS = {"Identity", "Tanh", "ReLU", "GELU", "SiLU"}
-# What a folder may hold, and what it must, for a new model to take its place.
-_MODEL_SUFFIXES = {".json", ".safetensors", ".bin", ".onnx", ".data", ".txt", ".model", ".md", ".jinja"}
-_MODEL_FILES = ("config.json", "modules.json", "model.onnx")
+Shape = Literal["pairs", "decoder", "other"]
 
 
 def checkpoint_folder(name_or_folder: str | Path, *, onnx: bool = False) -> Path:
@@ -58,8 +49,7 @@ def has_chat_template(folder: Path) -> bool:
 def shape_of(folder: Path) -> tuple[Shape, str]:
     """How the model in a folder scores a pair, and why that is not by a plain pair of texts, as a clause.
 
-    A "decoder" reads a prompt and its last token; a "pooled" one has a pooling and layers behind the transformer;
-    "other" is what sentence-transformers alone can run.
+    A "decoder" reads a prompt and its last token; "other" is what sentence-transformers alone can run.
     """
     modules = st_modules(folder)
     types = [kind for kind, _ in modules]
@@ -67,10 +57,7 @@ def shape_of(folder: Path) -> tuple[Shape, str]:
     prompt = json_in(folder, "config_sentence_transformers.json").get("default_prompt_name")
     if behind:
         why = f"has the modules {', '.join(map(repr, types))} and not a transformer alone"
-        if behind == ["LogitScore"]:
-            return "decoder", why
-        pools = prompt is None and not has_chat_template(folder) and _can_pool(folder, modules)
-        return ("pooled" if pools else "other"), why
+        return ("decoder" if behind == ["LogitScore"] else "other"), why
     if (made_for := architecture(folder)).endswith("ForCausalLM"):
         return "decoder", f"is a language model, {made_for}"
     if has_chat_template(folder):
@@ -85,33 +72,6 @@ def st_modules(folder: Path) -> list[tuple[str, str]]:
     named = [(str(module.get("type", "")), str(module.get("path") or "")) for module in _modules(folder)]
     # A class of another package is not what its last name says.
     return [(re.sub(r"^sentence_transformers\.(\w+\.)*", "", kind), path) for kind, path in named]
-
-
-def pooling_of(folder: Path) -> str | None:
-    """The way of pooling in a Pooling module's folder; None where there are several, or an unknown one."""
-    config = json_in(folder, "config.json")
-    mode = config.get("pooling_mode")
-    if mode is None:
-        # As it was written before version 5.4.
-        ways = [name.removeprefix("pooling_mode_") for name in config if "pooling_mode_" in name and config[name]]
-        mode = [way.removesuffix("_tokens").removesuffix("_token") for way in ways]
-    modes = [mode] if isinstance(mode, str) else list(mode)
-    return modes[0] if len(modes) == 1 and modes[0] in ("cls", "mean", "max", "lasttoken") else None
-
-
-def _can_pool(folder: Path, modules: list[tuple[str, str]]) -> bool:
-    kinds = [kind for kind, _ in modules]
-    if kinds[1] != "Pooling" or kinds[-1] != "Dense" or not set(kinds[2:]) <= _LAYERS:
-        return False
-    read = "sentence_embedding"
-    for config in (json_in(folder / path, "config.json") for kind, path in modules[2:] if kind == "Dense"):
-        package, _, activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")
-        is_known = package.startswith("torch.nn") and activation in _ACTIVATIONS and not config.get("use_residual")
-        if config.get("module_input_name", "sentence_embedding") != read or not is_known:
-            return False
-        read = str(config.get("module_output_name") or read)
-    scores = json_in(folder / modules[-1][1], "config.json").get("out_features")
-    return pooling_of(folder / modules[1][1]) is not None and read == "scores" and scores == 1
 
 
 def check_names_no_code(folder: Path) -> None:
@@ -230,42 +190,3 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shows_progress:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """An empty folder that becomes `folder` when the block ends without an error, in place of an older model."""
-    if folder.exists() and not _is_empty_or_a_model(folder):
-        raise InputError(
-            f"A model is written to a new folder, or in place of an older model; {folder} holds something else. "
-            "Name another folder."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished, replaced = (folder.with_name(f".{folder.name}.{os.getpid()}.{why}") for why in ("unfinished", "old"))
-    for left_over in folder.parent.glob(f".{folder.name}.*.unfinished"):
-        shutil.rmtree(left_over)
-    unfinished.mkdir()
-    try:
-        yield unfinished
-    except BaseException as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        # Safetensors tells a full disk in words alone.
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise StorageFull(f"The disk that holds {folder} is full; nothing was written. Free some space.") from error
-        raise
-    if folder.exists():
-        folder.rename(replaced)
-    unfinished.rename(folder)
-    for left_over in folder.parent.glob(f".{folder.name}.*.old"):
-        shutil.rmtree(left_over, ignore_errors=True)
-
-
-def _is_empty_or_a_model(folder: Path) -> bool:
-    files = [path for path in folder.rglob("*") if not path.is_dir()]
-    return folder.is_dir() and (
-        not files
-        or (
-            any((folder / name).is_file() for name in _MODEL_FILES)
-            and all(path.suffix in _MODEL_SUFFIXES for path in files)
-        )
-    )

@@ -92,9 +92,7 @@ class ModelParts(NamedTuple):
 def model_parts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int) -> ModelParts:
     """A model of plain pairs, ready to run."""
     model = _with_float32_head(opened.model, dtype).to(device).eval()
-    # The configuration of a body counts two labels by default.
-    n_labels = model.config.num_labels if opened.shape == "pairs" and opened.tags is None else 1
-    rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=n_labels)
+    rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=model.config.num_labels)
     weights = torch.tensor(opened.readout.weights, device=device)
 
     def read(logits: Any) -> Any:

@@ -10,24 +10,21 @@ import numpy as np
 
 from adacur.arrays import IntArray
 from adacur.protocols import Items
-from adacur.scorers.cross_encoders.pair_tokens import ItemTokens, PairTokenizer, TokenArray
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray
 
 # Some 130 MB. 10,000 articles cut to 160 tokens have a million; what does not fit at once begins anew now and then.
 _MOST_TOKENS = 32_000_000
 _ITEMS_AT_ONCE = 1024
-
-# Tokens, and the place of an [EMB] head's tag among them.
-_Row = tuple[TokenArray, int]
 
 
 @dataclass(slots=True, eq=False)
 class _Table:
     """Known items of one collection, by position."""
 
-    rows: dict[int, _Row] = field(default_factory=dict)
+    rows: dict[int, TokenArray] = field(default_factory=dict)
     n_tokens: int = 0
 
-    def add(self, rows: dict[int, _Row]) -> None:
+    def add(self, rows: dict[int, TokenArray]) -> None:
         self.rows.update(rows)
         self.n_tokens += _size(rows)
 
@@ -45,7 +42,7 @@ class ItemTables:
         self._lock = threading.Lock()
         self._tables: WeakKeyDictionary[Items, _Table] = WeakKeyDictionary()
 
-    def tokens(self, items: Items, positions: IntArray) -> ItemTokens:
+    def tokens(self, items: Items, positions: IntArray) -> list[TokenArray]:
         """The items at these positions, in that order; those that are not known yet are read and tokenised."""
         places = positions.tolist()
         with self._lock:
@@ -57,9 +54,7 @@ class ItemTables:
             some = self._tokenised(items, new[start : start + _ITEMS_AT_ONCE])
             self._keep(items, some, anew=True)
             rows.update(some)
-        return ItemTokens(
-            [rows[place][0] for place in places], np.fromiter((rows[place][1] for place in places), np.intp)
-        )
+        return [rows[place] for place in places]
 
     def prepare(self, items: Items) -> int:
         """Keep the tokens of all items, in order, while they fit into memory; returns how many items are known then."""
@@ -84,13 +79,12 @@ class ItemTables:
             # An object that allows no weak reference: its tokens are kept for no longer than a call.
             return _Table()
 
-    def _tokenised(self, items: Items, places: list[int]) -> dict[int, _Row]:
+    def _tokenised(self, items: Items, places: list[int]) -> dict[int, TokenArray]:
         # The texts themselves are not remembered: their positions are.
-        tokens, tags = self._tokenizer.items(items.at(places), remember=False)
-        rows = (row.astype(np.int32) for row in tokens)
-        return dict(zip(places, zip(rows, tags.tolist(), strict=True), strict=True))
+        tokens = self._tokenizer.items(items.at(places), remember=False)
+        return {place: row.astype(np.int32) for place, row in zip(places, tokens, strict=True)}
 
-    def _keep(self, items: Items, rows: dict[int, _Row], *, anew: bool) -> bool:
+    def _keep(self, items: Items, rows: dict[int, TokenArray], *, anew: bool) -> bool:
         """Whether these fit into memory; if they do not, `anew` clears it first."""
         with self._lock:
             table = self._table(items)
@@ -106,5 +100,5 @@ class ItemTables:
             return True
 
 
-def _size(rows: dict[int, _Row]) -> int:
-    return sum(len(tokens) for tokens, _ in rows.values())
+def _size(rows: dict[int, TokenArray]) -> int:
+    return sum(map(len, rows.values()))

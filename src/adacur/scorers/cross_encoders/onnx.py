@@ -16,18 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
-from adacur.budget import is_whole
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import has_chat_template
 from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
-from adacur.scorers.cross_encoders.emb_head import EmbHead
-from adacur.scorers.cross_encoders.pair_explanation import Explanation, explained
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
 from adacur.scorers.cross_encoders.token_limit import folder_limit
-from adacur.scorers.cross_encoders.weights import json_in, settings_hash, weights_hash
+from adacur.scorers.cross_encoders.weights import settings_hash, weights_hash
 from adacur.scorers.wrapping import Closing
 
 _INT8_OPERATORS = (
@@ -63,16 +61,13 @@ class OnnxCrossEncoder(Closing):
     ) -> None:
         onnxruntime = require("onnxruntime", extra="onnx")
         tokenizers = require("tokenizers", extra="onnx")
-        if threads is not None and not (is_whole(threads) and threads >= 1):
-            raise InputError(f"threads must be a whole number of at least 1, or None for all cores; got {threads!r}.")
+        at_least(1, threads=threads)
         self._file = _model_file(Path(model))
         folder = self._folder = _folder_with_tokenizer(self._file)
         self._threads = threads or _cores()
         self._threads_were_given = threads is not None
         self._name = name or folder.resolve().name
-        config = json_in(folder, "config.json")
-        head = EmbHead.from_config(config)
-        if head is None and has_chat_template(folder):
+        if has_chat_template(folder):
             raise InputError(
                 f"The tokenizer in {folder} writes pairs into a chat template, which an ONNX graph does not know; "
                 "scored as a plain pair, every score would be wrong. Give the checkpoint that it was made from, which "
@@ -83,7 +78,6 @@ class OnnxCrossEncoder(Closing):
             _tokenizer(tokenizers, folder / "tokenizer.json"),
             max_tokens=self._limit.tokens,
             max_item_tokens=max_item_tokens,
-            head=head,
         )
         try:
             self._is_int8 = _mentions(self._file, _INT8_OPERATORS)
@@ -102,11 +96,10 @@ class OnnxCrossEncoder(Closing):
 
     @cached_property
     def card(self) -> ScorerCard:
-        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="onnx",
-            weights=weights_hash(_files_with_weights(self._file), settings=head),
+            weights=weights_hash(_files_with_weights(self._file)),
             dtype="int8" if self._is_int8 else "float16" if self._is_float16 else "float32",
             max_tokens=self._limit.tokens,
             limited_by=self._limit.origin,
@@ -119,10 +112,6 @@ class OnnxCrossEncoder(Closing):
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         return self._scores(self._tokens.pairs(pairs))
-
-    def explain(self, query: Query | str, item: Item | str) -> Explanation:
-        """What the model reads of a pair, and the score that is made of it."""
-        return explained(query, item, tokens=self._tokens, scores=self._scores)
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""

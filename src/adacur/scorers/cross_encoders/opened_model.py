@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adacur.errors import InputError
-from adacur.names import LOAD_EMB, named
+from adacur.names import EMB_KEY, LOAD_EMB, named
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
     Shape,
@@ -22,7 +22,6 @@ from adacur.scorers.cross_encoders.checkpoints import (
     shape_of,
     st_modules,
 )
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PairPrompt, knows_pairs, no_place_for
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
@@ -39,30 +38,19 @@ _SAME_LOGIT = 0.05
 
 
 class OpenedModel(NamedTuple):
-    """A model and what makes a scorer of it.
-
-    `tags` are those of an [EMB] head; `head` is there for a "decoder", and reads its last vectors.
-    """
+    """A model and what makes a scorer of it; `head` is there for a "decoder", and reads its last vectors."""
 
     shape: Shape
     tokenizer: Any
     model: Any
     readout: Readout
     prompt: PairPrompt | None = None
-    tags: EmbHead | None = None
     head: ReadoutHead | None = None
 
     @property
     def half(self) -> str:
         """The half precision to run it in: what its makers saved it in, or else the finer one."""
         return "bfloat16" if self.head is not None and str(self.model.dtype) == "torch.bfloat16" else "float16"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What besides weights and the files in the folder itself decides the scores."""
-        if self.shape != "pooled":
-            return {}
-        return {"pooling": self.model.pooling, "layers": str(self.model.layers)}
 
     def token_limit(self, given: int | None, folder: Path) -> TokenLimit:
         """The most tokens of a pair, as given or as the files in its folder say."""
@@ -77,18 +65,14 @@ def open_model(
     read = None if readout is None else Readout.of(readout)
     if st_modules(folder):
         check_names_no_code(folder)
-    if (tags := EmbHead.from_config(json_in(folder, "config.json"))) is not None or shape_of(folder)[0] == "pooled":
+    if EMB_KEY in json_in(folder, "config.json"):
         if any(given is not None for given in (prompt, instruction, read)):
             raise InputError(
                 f"The model in {folder} takes plain pairs and has a head of its own: leave out prompt, instruction and "
                 "readout."
             )
-        if tags is not None:
-            tokenizer, model = named(LOAD_EMB)(folder)
-            return OpenedModel("pairs", tokenizer, model, Readout.label(), tags=tags)
-        from adacur.scorers.cross_encoders.pooled_head import load_pooled_classifier
-
-        return OpenedModel("pooled", *load_pooled_classifier(folder), Readout.label())
+        tokenizer, model = named(LOAD_EMB)(folder)
+        return OpenedModel("pairs", tokenizer, model, Readout.label())
     if shape_of(folder)[0] == "decoder":
         return _language_model(folder, name, prompt=prompt, instruction=instruction, readout=read)
     if prompt is None and instruction is not None:

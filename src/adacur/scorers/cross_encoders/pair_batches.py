@@ -60,10 +60,6 @@ class PairBatches:
         self._item_lengths = self._sent(texts.item_lengths, torch.int64)
         self._space = self._sent(texts.space, torch.int64)
         self._suffix_length = template.suffix.shape[1]
-        self._query_tags: Any = None
-        if texts.tags is not None:
-            self._query_tags = self._sent(texts.tags.queries, torch.int64)
-            self._item_tags = self._sent(texts.tags.items, torch.int64)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -87,7 +83,7 @@ class PairBatches:
         return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
 
     def packed(self, start: int, end: int) -> PackedTokens:
-        """These pairs one after another; a head reads the tags, or the first tokens."""
+        """These pairs one after another; a head reads the first tokens."""
         torch = self._torch
         query, item, head_length, item_length = self._parts(start, end)
         n_tokens = self.tokens(start, end)
@@ -97,17 +93,13 @@ class PairBatches:
         pair = torch.repeat_interleave(lengths, output_size=n_tokens)
         place_in_pair = torch.arange(n_tokens, device=self._device) - starts[pair]
         place = self._place(place_in_pair, query[pair], item[pair], head_length[pair], item_length[pair])
-        read_rows = starts[:, None]
-        if self._query_tags is not None:
-            item_tags = head_length + torch.minimum(self._item_tags[item], item_length - 1)
-            read_rows = read_rows + torch.cat((self._query_tags[query], item_tags[:, None]), 1)
         return PackedTokens(
             ids=self._ids[place],
             types=self._types[place],
             positions=place_in_pair,
             starts=torch.nn.functional.pad(ends, (1, 0)).to(torch.int32),
             longest=int(self._lengths[start]),
-            read_rows=read_rows,
+            read_rows=starts[:, None],
         )
 
     def padded(self, start: int, end: int) -> dict[str, Any]:
@@ -133,11 +125,6 @@ class PairBatches:
         where = self._torch.where
         in_tail = position - head_length
         in_item = self._item_starts[item] + in_tail
-        if self._query_tags is not None:
-            # A tag behind the last token takes the last place.
-            in_item = where(
-                in_tail == item_length - 1, in_item + (self._item_tags[item] - in_tail).clamp(min=0), in_item
-            )
         if self._bridge_length:
             in_bridge = in_tail - item_length + self._bridge_length
             is_cut = item_length < self._item_lengths[item]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from adacur.arrays import BoolArray, IntArray
+from adacur.budget import at_least
 from adacur.errors import InputError, TextTooLong
 from adacur.records import Item, Pair, Query
 from adacur.remembered import Remembered
-from adacur.scorers.cross_encoders.emb_head import EmbHead
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, PromptPieces
 
 TokenArray = npt.NDArray[np.signedinteger[Any]]
@@ -79,21 +79,6 @@ def _typed(tokens: TokenArray, token_type: int) -> TokenArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TagPlaces:
-    """Where the tags of an [EMB] head stand: `queries` (queries, 2) counts in a pair, `items` in an item's tokens."""
-
-    queries: IntArray
-    items: IntArray
-
-
-class ItemTokens(NamedTuple):
-    """Items as a model takes them, cut to the items' limit; `tags` are the places of an [EMB] head's tag, else 0."""
-
-    tokens: list[TokenArray]
-    tags: IntArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TokenTexts:
     """Tokenised queries and items, one entry per record; `space[i]` tokens of an item fit beside query i.
 
@@ -105,7 +90,6 @@ class TokenTexts:
     heads: list[TokenArray]
     space: IntArray
     items: list[TokenArray]
-    tags: TagPlaces | None = None
     bridge: TokenArray = field(default_factory=lambda: _NO_TOKENS)
     item_first: bool = False
 
@@ -119,8 +103,7 @@ class TokenTexts:
 
     def with_items(self, start: int, end: int) -> TokenTexts:
         """The same queries with these items alone."""
-        tags = self.tags and replace(self.tags, items=self.tags.items[start:end])
-        return replace(self, items=self.items[start:end], tags=tags)
+        return replace(self, items=self.items[start:end])
 
     def grid(self) -> TokenPairs:
         """Every query with every item, query by query."""
@@ -138,9 +121,7 @@ class TokenTexts:
         tokens, space = self.items[item], int(self.space[query])
         if len(tokens) <= space:
             return tokens
-        if len(self.bridge):
-            return _cut_before(tokens, space, self.bridge)
-        return _cut(tokens, space, tag_at=0 if self.tags is None else int(self.tags.items[item]))
+        return _cut_before(tokens, space, self.bridge)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +153,6 @@ class TokenPairs:
             items=[texts.items[at] for at in items],
             bridge=texts.bridge,
             item_first=texts.item_first,
-            tags=texts.tags and TagPlaces(texts.tags.queries[queries], texts.tags.items[items]),
         )
         return TokenPairs(own, query_of, item_of)
 
@@ -185,10 +165,6 @@ class TokenPairs:
 class PairTokenizer:
     """Turns queries and items into ids that fit a model; safe to share between threads.
 
-    For an [EMB] `head`, a query stands between its tags and an item behind its tag, unless the text holds them already
-    ("left [unused0] mention [unused1] right", "title [unused2] text"). The limits count them. An item's tag is never
-    cut away: behind a title longer than its space it takes the last place.
-
     With a `prompt`, pairs are written into it, and the tokens are those of its whole text; by default they are joined
     as the tokenizer joins a pair.
     """
@@ -199,7 +175,6 @@ class PairTokenizer:
         *,
         max_tokens: int,
         max_item_tokens: int | None = None,
-        head: EmbHead | None = None,
         prompt: PairPrompt | None = None,
     ) -> None:
         # A copy: truncation or padding set elsewhere in mid-call is what 'Already borrowed' complains of.
@@ -217,20 +192,13 @@ class PairTokenizer:
         self.max_tokens = max_tokens
         self.max_item_tokens = max_item_tokens
         self.pad_id: int = (tokenizer.padding or {}).get("pad_id", 0)
-        self.head = head
-        self._tags = None if head is None else _tag_ids(self._tokenizer, head)
         # What an item's piece has besides the item.
         self._around_items = len(self._tokens([""], "item")[0]) if self._pieces else 0
         around_queries = len(self._tokens([""], "query")[0]) if self._pieces else 0
-        least = LEAST_ITEM_TOKENS + self.template.n_special + self._around_items + around_queries
-        least += 1 if head is None else 3
+        least = LEAST_ITEM_TOKENS + self.template.n_special + self._around_items + around_queries + 1
         if max_tokens < least:
             raise InputError(f"max_tokens must be at least {least} to hold a query and an item; got {max_tokens}.")
-        least_item = 1 if head is None else 2
-        if max_item_tokens is not None and max_item_tokens < least_item:
-            raise InputError(
-                f"max_item_tokens must be at least {least_item}, or None for no limit; got {max_item_tokens}."
-            )
+        at_least(1, max_item_tokens=max_item_tokens)
 
     def pairs(self, pairs: Sequence[Pair]) -> TokenPairs:
         """These pairs."""
@@ -242,45 +210,26 @@ class PairTokenizer:
         """Each distinct text tokenised once."""
         return self.texts_of(queries, self.items(items))
 
-    def items(self, items: Sequence[Item], *, remember: bool = True) -> ItemTokens:
+    def items(self, items: Sequence[Item], *, remember: bool = True) -> list[TokenArray]:
         """Items alone, which are the same beside every query; `remember` their texts for later calls."""
         tokens = self._tokens([item.text for item in items], "item", remember=remember)
-        if self._tags is None:
-            if self.max_item_tokens is not None:
-                most, bridge = self.max_item_tokens + self._around_items, self._bridge
-                tokens = [_cut_before(row, most, bridge) if len(row) > most else row for row in tokens]
-            return ItemTokens(tokens, np.zeros(len(tokens), np.intp))
-        return ItemTokens(*_items_with_tag(tokens, self._tags[2], most=self.max_item_tokens))
+        if self.max_item_tokens is not None:
+            most, bridge = self.max_item_tokens + self._around_items, self._bridge
+            tokens = [_cut_before(row, most, bridge) if len(row) > most else row for row in tokens]
+        return tokens
 
-    def texts_of(self, queries: Sequence[Query], items: ItemTokens) -> TokenTexts:
+    def texts_of(self, queries: Sequence[Query], items: list[TokenArray]) -> TokenTexts:
         """These queries, and items that are tokenised already."""
         tokens = self._tokens([query.text for query in queries], "query")
-        tags = None
-        if self._tags is not None:
-            tokens, places = _queries_with_tags(queries, tokens, self._tags)
-            tags = TagPlaces(self.template.prefix.shape[1] + places, items.tags)
         space = [self._space_beside(query, row) for query, row in zip(queries, tokens, strict=True)]
         return TokenTexts(
             template=self.template,
             heads=[self.template.head(row) for row in tokens],
             space=np.array(space, np.intp),
-            items=items.tokens,
-            tags=tags,
+            items=items,
             bridge=self._bridge,
             item_first=self.prompt is not None and self.prompt.item_first,
         )
-
-    def tokens_of(self, ids: Sequence[int]) -> list[str]:
-        """These ids as the vocabulary has them."""
-        return [str(self._tokenizer.id_to_token(int(number))) for number in ids]
-
-    def text_of(self, ids: Sequence[int]) -> str:
-        """These ids as one text."""
-        return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=False))
-
-    def whole_length(self, item: Item) -> int:
-        """How many tokens an item's piece has before anything is cut."""
-        return len(self._tokens([item.text], "item")[0]) + (self._tags is not None)
 
     @property
     def _bridge(self) -> TokenArray:
@@ -293,10 +242,9 @@ class PairTokenizer:
     def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
         """Which items lose tokens beside this query, to their own limit or to the model's."""
         tokens = self._tokens([item.text for item in items], "item", remember=False)
-        (space,) = self.texts_of([query], ItemTokens([], np.zeros(0, np.intp))).space.tolist()
+        (space,) = self.texts_of([query], []).space.tolist()
         limit = space if self.max_item_tokens is None else self.max_item_tokens + self._around_items
-        most = min(space, limit) - (self._tags is not None)
-        return np.array([len(row) > most for row in tokens], np.bool_)
+        return np.array([len(row) > min(space, limit) for row in tokens], np.bool_)
 
     def _space_beside(self, query: Query, tokens: TokenArray) -> int:
         space = self.max_tokens - self.template.n_special - len(tokens)
@@ -328,61 +276,6 @@ class PairTokenizer:
         if remember:
             self._known.keep({text: tokens[text] for text in new})
         return [tokens[text] for text in texts]
-
-
-def _tag_ids(tokenizer: Any, head: EmbHead) -> tuple[int, int, int]:
-    """Ids of the tags; the tokenizer, a copy, makes one token of each from here on."""
-    ids = [tokenizer.token_to_id(tag) for tag in head.tags]
-    if None in ids:
-        missing = [tag for tag, id_ in zip(head.tags, ids, strict=True) if id_ is None]
-        raise InputError(f"An [EMB] head needs its tags in the tokenizer's vocabulary; it lacks {', '.join(missing)}.")
-    tokenizer.add_special_tokens(list(head.tags))
-    start, end, item = ids
-    return start, end, item
-
-
-def _queries_with_tags(
-    queries: Sequence[Query], tokens: Sequence[TokenArray], tags: tuple[int, int, int]
-) -> tuple[list[TokenArray], IntArray]:
-    """Tokens with the tags, and where they stand, (queries, 2)."""
-    start, end, item = tags
-    tagged: list[TokenArray] = []
-    places = np.empty((len(queries), 2), np.intp)
-    for number, (query, row) in enumerate(zip(queries, tokens, strict=True)):
-        if not np.isin(row, tags).any():
-            tagged.append(np.concatenate(([start], row, [end])))
-            places[number] = 0, len(row) + 1
-            continue
-        starts, ends = np.flatnonzero(row == start), np.flatnonzero(row == end)
-        if not len(starts) or not len(ends) or starts[0] > ends[0] or item in row:
-            raise InputError(
-                "A query holds both of its tags, start before end, or neither, and never the tag of items; query "
-                f"{query.id!r} is {query.text!r}. Put the tags around the words that are meant, or remove them."
-            )
-        tagged.append(row)
-        places[number] = starts[0], ends[0]
-    return tagged, places
-
-
-def _items_with_tag(tokens: Sequence[TokenArray], tag: int, *, most: int | None) -> tuple[list[TokenArray], IntArray]:
-    """At most `most` tokens with the tag, and where it stands; of several the first counts."""
-    tagged: list[TokenArray] = []
-    places = np.zeros(len(tokens), np.intp)
-    for number, row in enumerate(tokens):
-        at = np.flatnonzero(row == tag)
-        if not len(at):
-            tagged.append(np.concatenate(([tag], row))[:most])
-            continue
-        length = len(row) if most is None else most
-        tagged.append(_cut(row, length, tag_at=int(at[0])))
-        places[number] = min(int(at[0]), length - 1)
-    return tagged, places
-
-
-def _cut(tokens: TokenArray, length: int, *, tag_at: int) -> TokenArray:
-    """An item's first tokens; the one at `tag_at` takes the last place rather than fall off."""
-    first = tokens[:length]
-    return first if tag_at < length else np.append(first[:-1], tokens[tag_at])
 
 
 def _cut_before(tokens: TokenArray, length: int, bridge: TokenArray) -> TokenArray:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Items, Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
@@ -22,7 +23,6 @@ from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
 from adacur.scorers.cross_encoders.forwards import forward_of
 from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
-from adacur.scorers.cross_encoders.pair_explanation import Explanation, explained
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
@@ -41,8 +41,8 @@ _PAIRS_AT_ONCE = 1 << 22
 class TorchCrossEncoder(Closing):
     """A transformers model as a scorer, from a folder or by a hub name; raw float32 logits.
 
-    Its files say what it is: a classifier of plain pairs, an [EMB] cross-encoder, a transformer with pooling and dense
-    layers (modules.json), or a language model that reads a prompt: a causal one, or a classifier with a chat template.
+    Its files say what it is: a classifier of plain pairs, an [EMB] cross-encoder, or a language model that reads a
+    prompt: a causal one, or a classifier with a chat template.
 
     - `prompt`: in place of the model's own, a text with {query} and {item}, or messages for its chat template
     - `instruction`: the task, where the prompt has a place for it; another instruction is another scorer
@@ -79,8 +79,7 @@ class TorchCrossEncoder(Closing):
         self._device = self._torch.device(_device(self._torch, device))
         if dtype not in (None, *_DTYPES):
             raise InputError(f"dtype is one of {', '.join(_DTYPES)}; got {dtype!r}.")
-        if batch_tokens is not None and batch_tokens < 1:
-            raise InputError(f"batch_tokens must be at least 1; got {batch_tokens}.")
+        at_least(1, batch_tokens=batch_tokens)
         self._most_batch_tokens = batch_tokens or _default_batch_tokens(self._torch, self._device)
         self._batch_tokens = self._most_batch_tokens
         is_local = Path(name_or_folder).is_dir()
@@ -89,7 +88,7 @@ class TorchCrossEncoder(Closing):
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
         known_as = self._folder.resolve().name if is_local else str(name_or_folder)
         opened = open_model(self._folder, known_as, prompt=prompt, instruction=instruction, readout=readout)
-        self.prompt, self.readout, self._settings = opened.prompt, opened.readout, opened.settings
+        self.prompt, self.readout = opened.prompt, opened.readout
         self._dtype = dtype or (opened.half if self._device.type == "cuda" else "float32")
         self._options: dict[str, Any] = {
             "dtype": self._dtype,
@@ -107,7 +106,6 @@ class TorchCrossEncoder(Closing):
             opened.tokenizer.backend_tokenizer,
             max_tokens=self._limit.tokens,
             max_item_tokens=max_item_tokens,
-            head=opened.tags,
             prompt=opened.prompt,
         )
         pad_id = opened.model.config.pad_token_id
@@ -129,17 +127,16 @@ class TorchCrossEncoder(Closing):
     @cached_property
     def card(self) -> ScorerCard:
         files = weight_files(self._folder)
-        head = {} if self._tokens.head is None else self._tokens.head.to_config()
         return ScorerCard(
             name=self._name,
             backend="torch",
-            weights=weights_hash(files, settings=head),
+            weights=weights_hash(files),
             dtype=self._dtype,
             max_tokens=self._limit.tokens,
             limited_by=self._limit.origin,
             max_item_tokens=self._tokens.max_item_tokens,
             source=self._source,
-            settings=settings_hash(self._folder, more=self._settings),
+            settings=settings_hash(self._folder),
             prompt=None if self.prompt is None else self.prompt.text,
             readout=None if self.readout == Readout.label() else str(self.readout),
         )
@@ -178,10 +175,6 @@ class TorchCrossEncoder(Closing):
             part = texts.with_items(start, start + at_once)
             scores[:, start : start + at_once] = self._scores(part.grid()).reshape(len(queries), len(part.items))
         return scores
-
-    def explain(self, query: Query | str, item: Item | str) -> Explanation:
-        """What the model reads of a pair, and the score that is made of it."""
-        return explained(query, item, tokens=self._tokens, scores=self._scores, readout=self.readout)
 
     def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
         """Tokens per pair as the model takes it, counted without scoring."""

@@ -43,18 +43,13 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def weights_hash(files: Iterable[Path], *, settings: Mapping[str, Any] | None = None) -> str:
-    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names.
-
-    `settings` are what besides weights decides the scores, such as a head without any.
-    """
+def weights_hash(files: Iterable[Path]) -> str:
+    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names."""
     digest = hashlib.sha256()
     for path in sorted(files):
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-    if settings:
-        digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 
@@ -68,10 +63,10 @@ def tensors_digest(tensors: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[str, Any] | None = None) -> str:
-    """A hash of the files that decide, beside the weights, what a model makes of a text: `files` are their patterns.
+def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
+    """A hash of the files that decide, with the weights, what a model makes of a text: `files` are their patterns.
 
-    JSON counts by its content, not by its layout. `more` are settings that are in none of them.
+    JSON counts by its content, not by its layout.
     """
     digest = hashlib.sha256()
     for path in sorted({path for pattern in files for path in folder.glob(pattern)}):
@@ -80,8 +75,6 @@ def settings_hash(folder: Path, *, files: Iterable[str] = _FILES, more: Mapping[
             content = json.dumps(with_effect(json_in(folder, path.name)), sort_keys=True).encode()
         digest.update(f"{path.name} {len(content)} ".encode())
         digest.update(content)
-    if more:
-        digest.update(json.dumps(more, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 

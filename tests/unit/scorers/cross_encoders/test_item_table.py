@@ -12,7 +12,7 @@ import pytest
 from adacur.errors import InputError, ScorerFailed, TextTooLong
 from adacur.protocols import PositionScorer
 from adacur.records import Item, ItemList, Query
-from adacur.scorers import EmbHead, TorchCrossEncoder
+from adacur.scorers import TorchCrossEncoder
 from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, tiny_emb, tiny_tokenizer, tiny_transformer
@@ -38,7 +38,7 @@ def tables(**options) -> ItemTables:
 
 
 def everything(found) -> list:
-    return [[row.tolist() for row in found.tokens], found.tags.tolist()]
+    return [row.tolist() for row in found]
 
 
 def plainly(items, positions, **options) -> list:
@@ -60,11 +60,10 @@ def test_an_item_is_read_once_while_its_collection_lives() -> None:
     assert len(known._tables) == 1
 
 
-def test_limits_and_tags_are_the_tokenizers() -> None:
-    head = EmbHead("w37", "w38", "w39")
+def test_limits_are_the_tokenizers() -> None:
     items = Counted([*ITEMS, Item("t", f"{'w2 ' * 9}w39 {'w3 ' * 9}")])
     asked = np.arange(len(items))
-    for options in ({"max_item_tokens": 5}, {"max_item_tokens": 5, "head": head}, {"head": head}):
+    for options in ({"max_item_tokens": 5}, {}):
         known = ItemTables(PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, **options))
         for _ in range(2):
             assert everything(known.tokens(items, asked)) == plainly(items, asked, **options)
@@ -91,7 +90,7 @@ def test_all_items_are_prepared_as_far_as_there_is_room(monkeypatch) -> None:
     assert sorted(items.read) == list(range(18))
     small = tables(most_tokens=90)
     assert small.prepare(items) == 8
-    assert known.tokens(items, np.empty(0, np.intp)).tokens == []
+    assert known.tokens(items, np.empty(0, np.intp)) == []
 
 
 def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adacur.records import Item, Query
-from adacur.scorers import EmbHead
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, tiny_tokenizer
@@ -68,22 +67,3 @@ def test_packed_and_padded_batches_hold_the_pairs_as_tokenised() -> None:
         assert padded["attention_mask"][place].tolist() == [1] * len(ids) + [0] * (packed.longest - len(ids))
         assert packed.read_rows[place].tolist() == [packed.starts[place]]
     assert len(packed.ids) == packed.starts[-1]
-
-
-def test_batches_know_where_the_tags_of_each_pair_stand() -> None:
-    head = EmbHead("w37", "w38", "w39")
-    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=36, head=head)
-    plain = [(query, item) for query, item in PAIRS if not set(head.tags) & set(query.text.split())]
-    titled = [(query, Item("t", f"{'w2 ' * before}w39 {'w3 ' * 9}")) for query, _ in plain for before in (0, 3, 15, 30)]
-    pairs = tokens.pairs(plain + titled)
-    batches = PairBatches(torch, pairs, device=torch.device("cpu"), pad_id=0)
-    packed = batches.packed(0, len(pairs))
-    padded = batches.padded(0, len(pairs))
-    start, end, tag = (tokens._tokenizer.token_to_id(word) for word in head.tags)
-    for place, at in enumerate(batches.order.tolist()):
-        ids = pairs.texts.pair(pairs.query_of[at], pairs.item_of[at])[0].tolist()
-        first = int(packed.starts[place])
-        assert packed.ids[first : first + len(ids)].tolist() == ids
-        assert padded["input_ids"][place].tolist()[: len(ids)] == ids
-        assert (packed.read_rows[place] - first).tolist() == [ids.index(start), ids.index(end), ids.index(tag)]
-        assert packed.positions[first : first + len(ids)].tolist() == list(range(len(ids)))

@@ -9,9 +9,8 @@ import tokenizers
 from adacur.data import fetch
 from adacur.errors import InputError, TextTooLong
 from adacur.records import Item, Query
-from adacur.scorers import EmbHead
 from adacur.scorers.cross_encoders import pair_tokens
-from adacur.scorers.cross_encoders.pair_tokens import LEAST_ITEM_TOKENS, PairTokenizer
+from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_tokenizer
 
 
@@ -132,80 +131,11 @@ def test_a_tokenizer_that_puts_the_item_first_is_refused() -> None:
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="$A", pair="$B:1 [SEP] $A", special_tokens=[("[SEP]", 3)]
     )
-    with pytest.raises(InputError, match="query, then item"):
+    with pytest.raises(InputError):
         PairTokenizer(tokenizer, max_tokens=64)
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 19}, {"max_tokens": 64, "max_item_tokens": 0}])
 def test_limits_that_hold_no_pair_are_refused(options) -> None:
-    with pytest.raises(InputError, match="must be at least"):
+    with pytest.raises(InputError):
         PairTokenizer(tiny_tokenizer("bert"), **options)
-
-
-HEAD = EmbHead("[S]", "[E]", "[I]")
-
-
-@pytest.fixture(params=["bert", "roberta"])
-def tagged(request) -> tokenizers.Tokenizer:
-    return tiny_tokenizer(request.param, unused=HEAD.tags)
-
-
-def words_of(tokens: PairTokenizer, query: str, item: str) -> list[str]:
-    """The tokens of a pair without those of the template."""
-    texts = tokens.pairs([(Query("q", query), Item("i", item))]).texts
-    ids, template = texts.pair(0, 0)[0].tolist(), tokens.template
-    around = template.prefix.shape[1], len(ids) - template.suffix.shape[1]
-    return [tokens._tokenizer.id_to_token(id_) for id_ in ids[around[0] : around[1]] if id_ not in template.middle[0]]
-
-
-@pytest.mark.parametrize(
-    ("query", "item", "expected"),
-    [
-        ("w1 w2", "w3", "[S] w1 w2 [E] [I] w3"),
-        ("w0 [S] w1 [E] w2", "w3 [I] w4", "w0 [S] w1 [E] w2 w3 [I] w4"),
-        ("w1[S]w2[E]", "w3[I]w4", "w1 [S] w2 [E] w3 [I] w4"),
-        ("", "", "[S] [E] [I]"),
-        ("[S] w1 [E] [E] [S]", "[S] w1 [I] [I]", "[S] w1 [E] [E] [S] [S] w1 [I] [I]"),
-    ],
-)
-def test_texts_get_the_tags_that_they_lack(tagged, query, item, expected) -> None:
-    assert words_of(PairTokenizer(tagged, max_tokens=64, head=HEAD), query, item) == expected.split()
-
-
-@pytest.mark.parametrize("text", ["w1 [S] w2", "w1 w2 [E]", "[E] w1 [S]", "w1 [I]", "[S] w1 [E] [I]"])
-def test_a_query_with_tags_in_disorder_is_refused_by_name(tagged, text) -> None:
-    with pytest.raises(InputError, match="query 'wrong' is"):
-        PairTokenizer(tagged, max_tokens=64, head=HEAD).pairs([(Query("wrong", text), ITEMS[1])])
-
-
-def test_limits_count_the_tags(tagged) -> None:
-    tokens = PairTokenizer(tagged, max_tokens=40, max_item_tokens=5, head=HEAD)
-    pairs = tokens.pairs([(Query("q", "w1 w2"), Item("i", "w3 " * 9))])
-    assert pairs.texts.item_lengths.tolist() == [5]
-    assert pairs.texts.space.tolist() == [40 - tokens.template.n_special - 4]
-    assert pairs.lengths.tolist() == [len(pairs.texts.pair(0, 0)[0])]
-    longest = 40 - tokens.template.n_special - LEAST_ITEM_TOKENS - 2
-    tokens.texts([Query("fits", "w1 " * longest)], [])
-    with pytest.raises(TextTooLong, match=f"may have {longest + 2}; query 'long' has {longest + 3}"):
-        tokens.texts([Query("long", "w1 " * (longest + 1))], [])
-    with pytest.raises(InputError, match=r"max_item_tokens.*least 2"):
-        PairTokenizer(tagged, max_tokens=64, max_item_tokens=1, head=HEAD)
-
-
-@pytest.mark.parametrize("limit", [{"max_item_tokens": 4}, {"max_tokens": 30}])
-def test_a_title_longer_than_its_room_keeps_the_tag_in_the_last_place(tagged, limit) -> None:
-    tokens = PairTokenizer(tagged, **({"max_tokens": 64} | limit), head=HEAD)
-    words = words_of(tokens, "w1", f"{'w2 w3 ' * 20}[I] w4")
-    room = limit.get("max_item_tokens", 30 - tokens.template.n_special - 3)
-    assert words == [*["[S]", "w1", "[E]"], *(["w2", "w3"] * 20)[: room - 1], "[I]"]
-    assert words_of(tokens, "w1", f"w2 w3 [I] {'w4 ' * 40}")[3:6] == ["w2", "w3", "[I]"]
-
-
-def test_tags_that_the_vocabulary_lacks_are_told(tokenizer) -> None:
-    with pytest.raises(InputError, match=r"it lacks \[S\], \[E\], \[I\]"):
-        PairTokenizer(tokenizer, max_tokens=64, head=HEAD)
-
-
-def test_the_callers_tokenizer_does_not_learn_the_tags(tagged) -> None:
-    PairTokenizer(tagged, max_tokens=64, head=HEAD)
-    assert len(tagged.encode("[S]", add_special_tokens=False).ids) > 1

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from adacur.errors import InputError
+from adacur.extras.train import export_onnx
 from adacur.records import Item, Query
-from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, export_onnx
+from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
 from adacur.scorers.cross_encoders.token_limit import token_limit
-from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_ettin, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
 library = pytest.importorskip("sentence_transformers")
 
@@ -82,19 +83,6 @@ def test_a_model_saved_with_max_length_keeps_it_also_as_a_graph_and_in_its_card(
         assert "up to 48 tokens (given)" in str(scorer.card)
     with TorchCrossEncoder(plain, device="cpu") as scorer:
         assert "up to 64 tokens ·" in str(scorer.card)
-
-
-def test_layers_behind_a_pooling_read_as_many_tokens_as_sentence_transformers(tmp_path) -> None:
-    folder = tiny_ettin(tmp_path / "ettin")
-    write(folder, TOKENIZER, model_max_length=40)
-    theirs = library.CrossEncoder(str(folder), device="cpu")
-    identity = __import__("torch").nn.Identity()
-    expected = theirs.predict(
-        [(query.text, item.text) for query, item in PAIRS], activation_fn=identity, show_progress_bar=False
-    )
-    with TorchCrossEncoder(folder, device="cpu") as scorer:
-        assert scorer.card.max_tokens == theirs.max_seq_length == 40
-        np.testing.assert_allclose(scorer.score(PAIRS), expected, atol=1e-4)
 
 
 def test_the_token_limit_follows_the_model() -> None:

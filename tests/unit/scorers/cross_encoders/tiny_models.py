@@ -9,9 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from adacur.extras.train import make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train import EmbHead, export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
-from adacur.scorers import EmbHead, export_onnx
 
 WORDS = [f"w{number}" for number in range(40)]
 QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
@@ -124,7 +123,7 @@ def tiny_decoder(folder: Path, *, kind: str = "classifier", template: bool | str
     return folder
 
 
-def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
+def tiny_modular(folder: Path) -> Path:
     """A transformer, a pooling and a dense layer as one CrossEncoder of sentence-transformers."""
     library = pytest.importorskip("sentence_transformers")
     torch = pytest.importorskip("torch")
@@ -139,7 +138,7 @@ def tiny_modular(folder: Path, *, pooling: str = "mean") -> Path:
         module_input_name="sentence_embedding",
         module_output_name="scores",
     )
-    library.CrossEncoder(modules=[body, modules.Pooling(32, pooling_mode=pooling), dense]).save_pretrained(str(folder))
+    library.CrossEncoder(modules=[body, modules.Pooling(32, pooling_mode="mean"), dense]).save_pretrained(str(folder))
     return folder
 
 

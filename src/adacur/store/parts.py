@@ -1,0 +1,316 @@
+"""What a version of an index is made of: parts that only append items or anchor queries, and what was removed of them.
+
+A part is a finished folder of scores. One that brings items has their scores for the anchor queries that counted when
+it came; one that brings anchor queries has their scores for the items that counted then. So of every score that counts
+there is exactly one, whatever was removed in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.data.stored import read_array
+from adacur.errors import DamagedIndex
+from adacur.store.blocks import ScoreBlocks, largest_block
+from adacur.store.database import check_room
+from adacur.store.manifest import Manifest, PartRecord, read_part_manifest
+from adacur.store.writing import damage_reported, sync_tree, write_checksums
+
+PARTS = "parts"
+REMOVED = "removed"
+EXACT = "exact"
+_ITEMS, _CELLS = "items.npy", "cells.npy"
+_COUNTS = np.iinfo(np.int32).max
+_ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """Items or anchor queries in the order in which they came, those that were removed included.
+
+    `added` counts those that each part brought. `until` has for each how many parts there were when it was removed,
+    and a number larger than that while it counts.
+    """
+
+    added: tuple[int, ...]
+    until: IntArray
+
+    @classmethod
+    def of(cls, added: Sequence[int], removed: IntArray) -> Axis:
+        """From rows of (place, how many parts there were when it was removed), in the order of the places."""
+        until: IntArray = np.full(sum(added), _COUNTS, dtype=np.int32)
+        places, stamps = removed.T
+        if len(removed) and not (places[0] >= 0 and places[-1] < len(until) and (np.diff(places) > 0).all()):
+            raise ValueError("what is removed must be there, and each place be named once, in order")
+        came = np.searchsorted(np.cumsum(added), places, side="right")
+        if not ((came < stamps) & (stamps <= len(added))).all():
+            raise ValueError("what is removed must have come before")
+        until[places] = stamps
+        return cls(tuple(added), until)
+
+    def grown(self, n: int) -> Axis:
+        """With one more part, which brings n."""
+        return Axis((*self.added, n), np.concatenate([self.until, np.full(n, _COUNTS, dtype=np.int32)]))
+
+    def without(self, positions: IntArray) -> Axis:
+        """Less those at these positions of the version."""
+        until = self.until.copy()
+        until[np.flatnonzero(self.counts)[positions]] = len(self.added)
+        return replace(self, until=until)
+
+    @property
+    def counts(self) -> BoolArray:
+        """Which are in the version."""
+        return np.asarray(self.until == _COUNTS)
+
+    @property
+    def removed(self) -> IntArray:
+        """Rows of (place, how many parts there were when it was removed)."""
+        places = np.flatnonzero(~self.counts)
+        return np.stack([places, self.until[places].astype(np.int64)], axis=1)
+
+    @cached_property
+    def _positions(self) -> IntArray:
+        return np.where(self.counts, np.cumsum(self.counts) - 1, -1)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [0, *itertools.accumulate(self.added)]
+
+    def brought_by(self, part: int) -> IntArray:
+        """The positions in the version of what a part brought, -1 for what was removed since."""
+        return self._positions[self._ends[part] : self._ends[part + 1]]
+
+    def held_by(self, part: int) -> IntArray:
+        """The same of what a part has: what it brought, or else all that counted when it came."""
+        if self.added[part]:
+            return self.brought_by(part)
+        before = self._ends[part]
+        return self._positions[:before][self.until[:before] > part]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A finished folder within an index. `rows` and `columns` are the positions that its items and anchor queries have
+    in the version, -1 for what was removed; both ascend. Where it `brings_items`, theirs are the texts that are read.
+    """
+
+    path: str
+    folder: Path
+    manifest: Manifest
+    rows: IntArray
+    columns: IntArray
+    brings_items: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The parts of a version, in the order in which they came; a part of which nothing counts has no path."""
+
+    paths: tuple[str | None, ...]
+    items: Axis
+    anchors: Axis
+
+    @classmethod
+    def whole(cls, path: str, *, n_items: int, n_anchors: int) -> Layout:
+        """One part of which everything counts."""
+        nothing = np.empty((0, 2), dtype=np.int64)
+        return cls((path,), Axis.of([n_items], nothing), Axis.of([n_anchors], nothing))
+
+    def grown(self, path: str, *, n_items: int = 0, n_anchors: int = 0) -> Layout:
+        """With one more part, of new items or of new anchor queries."""
+        return Layout((*self.paths, path), self.items.grown(n_items), self.anchors.grown(n_anchors))
+
+    def without(self, *, items: IntArray | None = None, anchors: IntArray | None = None) -> Layout:
+        """Less the items or anchor queries at these positions of the version."""
+        left = self.items if items is None else self.items.without(items)
+        asked = self.anchors if anchors is None else self.anchors.without(anchors)
+        return Layout(self.paths, left, asked)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one part of which everything counts."""
+        return len(self.paths) == 1 and bool(self.items.counts.all() and self.anchors.counts.all())
+
+    def needs(self, part: int) -> bool:
+        """Whether anything of a part counts: its items, or scores of its anchor queries."""
+        if self.items.added[part]:
+            return bool((self.items.brought_by(part) >= 0).any())
+        return bool((self.anchors.brought_by(part) >= 0).any() and (self.items.held_by(part) >= 0).any())
+
+    def records(self) -> tuple[PartRecord, ...]:
+        """What the manifest of the version says of them."""
+        return tuple(
+            PartRecord(path if self.needs(part) else None, self.items.added[part], self.anchors.added[part])
+            for part, path in enumerate(self.paths)
+        )
+
+    def parts(self, index: Path, manifests: Mapping[str, Manifest] | None = None) -> list[Part]:
+        """The parts of which anything counts; `manifests` are those that have been read."""
+        known = manifests or {}
+        return [
+            Part(
+                path,
+                index / path,
+                known.get(path) or read_part_manifest(index, path),
+                self.items.held_by(part),
+                self.anchors.held_by(part),
+                brings_items=self.items.added[part] > 0,
+            )
+            for part, path in enumerate(self.paths)
+            if path is not None and self.needs(part)
+        ]
+
+
+def read_parts(index: Path, home: Path, manifest: Manifest) -> tuple[Layout, list[Part]]:
+    """How a version is laid out, and its parts; refused where they do not fit, before memory is taken for them."""
+    if not manifest.parts:
+        check_room(index, manifest)
+        layout = Layout.whole(".", n_items=manifest.n_items, n_anchors=manifest.n_anchors)
+        return layout, layout.parts(index, {".": manifest})
+    file = home / REMOVED / _ITEMS
+    with damage_reported(str(file)):
+        removed = read_array(file, kind="i", ndim=2).astype(np.int64)
+        asked = np.array(manifest.removed_anchors, dtype=np.int64).reshape(-1, 2)
+        if removed.shape[1] != 2:
+            raise ValueError(f"it has {removed.shape[1]} columns and not 2")
+    records = manifest.parts
+    paths = [record.path for record in records if record.path is not None]
+    # Files have room for what a part counts, once: a manifest could name a part a million times.
+    if len(set(paths)) < len(paths):
+        raise DamagedIndex(f"{home} names one of its parts more than once. Restore the folder from a copy.")
+    manifests = {path: read_part_manifest(index, path) for path in paths}
+    for path, part in manifests.items():
+        check_room(index / path, part)
+    added = [record.items for record in records], [record.anchors for record in records]
+    n_gone = sum(record.items for record in records if record.path is None)
+    n_held = sum(manifest.n_items for manifest in manifests.values())
+    counted = sum(added[0]) - len(removed), sum(added[1]) - len(asked)
+    if counted != (manifest.n_items, manifest.n_anchors) or n_gone > len(removed) or counted[0] > n_held:
+        raise DamagedIndex(
+            f"The parts of {home} hold {counted[0]} items × {counted[1]} anchor queries, and its manifest counts "
+            f"{manifest.n_items} × {manifest.n_anchors}. Restore the folder from a copy."
+        )
+    with damage_reported(f"What {home} says of its parts"):
+        layout = Layout(tuple(record.path for record in records), Axis.of(added[0], removed), Axis.of(added[1], asked))
+        parts = layout.parts(index, manifests)
+    lacking = any(path is None and layout.needs(number) for number, path in enumerate(layout.paths))
+    if lacking or any(
+        (len(part.rows), len(part.columns)) != (part.manifest.n_items, part.manifest.n_anchors) for part in parts
+    ):
+        raise DamagedIndex(f"What {home} says of its parts does not fit them. Restore the folder from a copy.")
+    return layout, parts
+
+
+def write_removed_items(home: Path, items: Axis) -> None:
+    """Write which items were removed; anchor queries are few, and the manifest has them."""
+    (home / REMOVED).mkdir()
+    np.save(home / REMOVED / _ITEMS, items.removed)
+    write_checksums(home / REMOVED)
+
+
+def live_blocks(
+    parts: Sequence[Part], *, n_items: int, n_anchors: int, first: int = 0
+) -> Iterator[tuple[int, FloatArray]]:
+    """The scores that count, as stored, for items that follow one another: (position of the first, scores).
+
+    Items from position `first` up to `n_items`.
+    """
+    if not n_anchors:
+        return
+    dtype = np.result_type(*(part.manifest.dtype for part in parts))
+    height = largest_block(n_anchors, dtype)
+    sources = [_PartScores(part) for part in parts if (part.columns >= 0).any()]
+    for start in range(first, n_items, height):
+        values = np.empty((min(height, n_items - start), n_anchors), dtype=dtype)
+        for source in sources:
+            source.fill(values, start)
+        yield start, values
+
+
+class _PartScores:
+    """The scores of a part that count, read block by block as positions go up."""
+
+    def __init__(self, part: Part) -> None:
+        self._rows = np.flatnonzero(part.rows >= 0)
+        self._positions = part.rows[self._rows]
+        self._columns = np.flatnonzero(part.columns >= 0)
+        self._places = part.columns[self._columns]
+        self._height = part.manifest.block_items
+        self._blocks = ScoreBlocks.open(part.folder, part.manifest)
+        self._last: tuple[int, FloatArray] | None = None
+
+    def fill(self, values: FloatArray, start: int) -> None:
+        """Put the scores of positions from `start` on in their places."""
+        low, high = np.searchsorted(self._positions, [start, start + len(values)])
+        rows, positions = self._rows[low:high], self._positions[low:high]
+        for block in np.unique(rows // self._height).tolist():
+            inside = rows // self._height == block
+            stored = self._read(block)[np.ix_(rows[inside] - block * self._height, self._columns)]
+            values[np.ix_(positions[inside] - start, self._places)] = stored
+
+    def _read(self, block: int) -> FloatArray:
+        if self._last is None or self._last[0] != block:
+            self._last = block, self._blocks.read(block)
+        return self._last[1]
+
+
+def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolArray | None:
+    """Which scores the scorer gave, (items, anchor queries); None where it gave them all."""
+    if not any(_is_partly_predicted(part) for part in parts):
+        return None
+    cells = np.ones((n_items, n_anchors), dtype=np.bool_)
+    for part, rows, exact in _exact_rows(parts):
+        cells[np.ix_(rows, part.columns[part.columns >= 0])] = exact
+    return cells
+
+
+def exact_anchors(parts: Sequence[Part], *, n_anchors: int) -> BoolArray:
+    """For each anchor query, whether the scorer gave all its scores; read in blocks, whatever the number of items."""
+    anchors = np.ones(n_anchors, dtype=np.bool_)
+    for part, _, exact in _exact_rows(parts):
+        anchors[part.columns[part.columns >= 0]] &= exact.all(axis=0)
+    return anchors
+
+
+def n_exact_cells(parts: Sequence[Part]) -> int:
+    """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
+    whole = [part for part in parts if not _is_partly_predicted(part)]
+    given = sum(np.count_nonzero(part.rows >= 0) * np.count_nonzero(part.columns >= 0) for part in whole)
+    return int(given) + sum(int(np.count_nonzero(exact)) for _, _, exact in _exact_rows(parts))
+
+
+def _is_partly_predicted(part: Part) -> bool:
+    return (part.folder / EXACT / _CELLS).exists()
+
+
+def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArray]]:
+    """Parts with predicted scores: positions of some items, and which of their scores that count are exact.
+
+    Read in blocks of items.
+    """
+    for part in filter(_is_partly_predicted, parts):
+        file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, part.manifest.n_anchors)
+        with damage_reported(str(file)):
+            cells = read_array(file, kind="b", ndim=2, mapped=True)
+            if cells.shape != shape:
+                raise ValueError(f"it has shape {cells.shape} and not {shape}")
+        rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            some = rows[start : start + _ROWS_AT_ONCE]
+            yield part, part.rows[some], cells[some][:, columns]
+
+
+def write_exact_cells(folder: Path, exact: BoolArray) -> None:
+    """Keep which scores of a part, (items, anchor queries), are the scorer's."""
+    (folder / EXACT).mkdir()
+    np.save(folder / EXACT / _CELLS, exact)
+    write_checksums(folder / EXACT)
+    sync_tree(folder / EXACT)

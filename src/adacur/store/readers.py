@@ -1,0 +1,154 @@
+"""Versions of an index: who reads them, and the deletion of those that are neither current nor open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from adacur.errors import NotAnIndex
+from adacur.store.blocks import SCORES
+from adacur.store.database import DATABASE_FILES
+from adacur.store.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS, Manifest, home_of, read_manifest
+from adacur.store.parts import EXACT, PARTS
+from adacur.store.writing import check_inside, check_no_links, locked
+
+COMPRESSED = "gaussian"
+# What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
+AT_HOME = ("first", COMPRESSED, "tuned.json", "relevance.json")
+READERS = "readers.lock"
+
+
+class Reading:
+    """Keeps the version that it was opened on from being deleted, until released or forgotten."""
+
+    def __init__(self, home: Path) -> None:
+        # Where the lock cannot be had, the version is read without it.
+        with contextlib.ExitStack() as holding:
+            with contextlib.suppress(OSError):
+                holding.callback(os.close, _locked_file(home, exclusive=False))
+            self.release = weakref.finalize(self, holding.pop_all().close)
+
+
+def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
+    """The home of the current version, its manifest, and a hold on it."""
+    if not os.path.lexists(index / MANIFEST):
+        # Any folder may hold links: that this is no index is said first.
+        read_manifest(index)
+    check_no_links(index)
+    while True:
+        home = home_of(index)
+        held = Reading(home)
+        manifest = read_manifest(index)
+        # While a lock is waited for, the version may have been left and pruned; one that is current is safe. So is
+        # the manifest that was read meanwhile: that of the first build moves when a version takes its place.
+        if home_of(index) == home:
+            return home, manifest, held
+        held.release()
+
+
+@contextlib.contextmanager
+def _without_readers(home: Path) -> Iterator[bool]:
+    """Whether no reader has this version open; while the block runs, none can open it."""
+    with contextlib.ExitStack() as holding:
+        try:
+            holding.callback(os.close, _locked_file(home, exclusive=True))
+        except OSError as error:
+            # Without this file there is no reader; where it cannot be opened or locked, there may be one.
+            yield isinstance(error, FileNotFoundError)
+            return
+        yield True
+
+
+def _locked_file(home: Path, *, exclusive: bool) -> int:
+    """The descriptor of a version's lock, held until it is closed; OSError where it is not to be had."""
+    # An index that was never changed has no file for this, and perhaps lies where nothing can be written.
+    file = home / READERS if (home / READERS).exists() else home / SCORES / "zarr.json"
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+    except ImportError:
+        pass  # Windows deletes no file that is open.
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def places_of(index: Path, home: Path) -> set[str]:
+    """The files and folders that a version is made of, by their names within the index; some may not be there.
+
+    Besides these an index has only its manifest, `pt_meta.json` and its lock.
+    """
+    places, parts = set(AT_HOME), {"."}
+    if home != index:
+        places = {home.relative_to(index).as_posix()}
+        try:
+            parts = {part.path for part in read_manifest(home).parts if part.path is not None}
+        except NotAnIndex:
+            parts = set()  # It was never written to the end.
+    first_build = {FIRST_MANIFEST, SCORES, EXACT, *DATABASE_FILES} if "." in parts else set()
+    return places | first_build | parts - {"."}
+
+
+def prune(path: str | Path) -> None:
+    """Delete the versions that are neither current nor open anywhere, and the parts that only they used."""
+    with locked(Path(path)):
+        prune_locked(Path(path))
+
+
+def prune_locked(index: Path, *, unused_parts: bool = False) -> None:
+    """The same, by a process that holds the lock of the index.
+
+    `unused_parts` deletes the parts that no version ever used as well: scores that an interrupted addition paid for.
+    """
+    home = home_of(index)
+    current = int(home.name) if home != index else 1
+    homes = [folder for folder in (index / VERSIONS).glob("*") if folder.is_dir()]
+    if (index / FIRST_MANIFEST).exists():
+        homes.append(index)
+    used, unused = places_of(index, home), set()
+    with contextlib.ExitStack() as held:
+        for old in homes:
+            if old == home:
+                continue
+            if old != index and (not old.name.isdecimal() or int(old.name) > current):
+                # A version that was never switched to: its parts are scores that were paid for.
+                unused.add(f"{VERSIONS}/{old.name}")
+            elif held.enter_context(_without_readers(old)):
+                unused |= places_of(index, old)
+            else:
+                used |= places_of(index, old)
+        if unused_parts:
+            unused |= {f"{PARTS}/{part.name}" for part in (index / PARTS).glob("*")}
+        # Left behind by what was interrupted while it was written whole, or while it was deleted.
+        for left_over in (*(index / PARTS).glob(".*"), *index.glob(".*.gone")):
+            _delete(index, left_over)
+        # Versions after their parts: what is left of one says which they were, should this be interrupted.
+        for name in sorted(unused - used, key=lambda name: (name == FIRST_MANIFEST, name.startswith(VERSIONS))):
+            _delete(index, index / name)
+
+
+def _delete(index: Path, path: Path) -> None:
+    """Delete a file or folder of an index, out of sight at once, and of a link only the link.
+
+    One that another process holds open, on a system where that matters, stays.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    check_inside(index, path)
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
+            return
+        if not path.name.startswith("."):
+            gone = path.with_name(f".{path.name}.{uuid.uuid4().hex}.gone")
+            path.rename(gone)
+            path = gone
+        shutil.rmtree(path)
