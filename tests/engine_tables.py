@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 
 from adacur.errors import InputError
-from adacur.extras.engines.lancedb import LanceStore
+from adacur.extras.engines.checked_store import CheckedStore, shown
 from adacur.extras.engines.postgres import PostgresStore
 from adacur.extras.engines.qdrant import QdrantStore
-from adacur.extras.engines.vector_store import VectorStore, shown
+from adacur.extras.engines.store_urls import open_store
 from adacur.records import Item
 from tests.memory_store import MemoryStore
 from tests.postgres_servers import running_postgres
@@ -24,11 +25,11 @@ Vectors = Mapping[str, np.ndarray]
 class Tables(Protocol):
     """An engine: its collections by name. Ids are whole numbers, and an item's id is such a number as text."""
 
-    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> VectorStore:
+    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> CheckedStore:
         """A new collection of these items and their vectors; metadata have the same names in all."""
         ...
 
-    def opened(self, name: str, **options: Any) -> VectorStore:
+    def opened(self, name: str) -> CheckedStore:
         """A store of a collection, which need not be there."""
         ...
 
@@ -37,14 +38,14 @@ class InMemory:
     def __init__(self, folder: Path) -> None:
         self._stores: dict[str, MemoryStore] = {}
 
-    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> VectorStore:
+    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> CheckedStore:
         self._stores[name] = MemoryStore(items, vectors, name=name)
-        return self._stores[name]
+        return self.opened(name)
 
-    def opened(self, name: str, **options: Any) -> VectorStore:
+    def opened(self, name: str) -> CheckedStore:
         if name not in self._stores:
             raise InputError(f"There is no collection {shown(name)}.")
-        return self._stores[name]
+        return CheckedStore(self._stores[name])
 
 
 class InQdrant:
@@ -52,7 +53,7 @@ class InQdrant:
         qdrant = pytest.importorskip("qdrant_client", reason="qdrant-client is not installed")
         self._client, self._models = qdrant.QdrantClient(":memory:"), qdrant.models
 
-    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> VectorStore:
+    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> CheckedStore:
         m = self._models
         sizes = {one: m.VectorParams(size=rows.shape[1], distance=m.Distance.DOT) for one, rows in vectors.items()}
         self._client.create_collection(name, vectors_config=sizes)
@@ -67,8 +68,8 @@ class InQdrant:
         self._client.upsert(name, points)
         return self.opened(name)
 
-    def opened(self, name: str, **options: Any) -> VectorStore:
-        return QdrantStore(name, client=self._client, **options)
+    def opened(self, name: str) -> CheckedStore:
+        return CheckedStore(QdrantStore(name, client=self._client))
 
 
 class InLanceDB:
@@ -76,7 +77,7 @@ class InLanceDB:
         self._lancedb = pytest.importorskip("lancedb", reason="the extra lancedb is not installed")
         self._folder = folder
 
-    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> VectorStore:
+    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> CheckedStore:
         import pyarrow as pa
 
         columns: dict[str, Any] = {"id": [int(item.id) for item in items], "text": [item.text for item in items]}
@@ -87,8 +88,9 @@ class InLanceDB:
         table.create_index("text", config=self._lancedb.index.FTS())
         return self.opened(name)
 
-    def opened(self, name: str, **options: Any) -> VectorStore:
-        return LanceStore(self._folder, name, **options)
+    def opened(self, name: str) -> CheckedStore:
+        url = f"lancedb://{quote(self._folder.as_posix())}/{quote(name, safe='', errors='surrogatepass')}"
+        return open_store(url)
 
 
 class InPostgres:
@@ -100,7 +102,7 @@ class InPostgres:
     def run(self, statement: str) -> None:
         self._server.run(statement, self._url)
 
-    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> VectorStore:
+    def filled(self, name: str, items: Sequence[Item], vectors: Vectors) -> CheckedStore:
         import psycopg
         from psycopg import sql
 
@@ -123,8 +125,8 @@ class InPostgres:
                     stream.write_row([int(item.id), item.text, *item.metadata.values(), *sent])
         return self.opened(name)
 
-    def opened(self, name: str, **options: Any) -> VectorStore:
-        return PostgresStore(self._url, name, **options)
+    def opened(self, name: str) -> CheckedStore:
+        return CheckedStore(PostgresStore(self._url, name))
 
 
 def _kind(value: Any) -> str:

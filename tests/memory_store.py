@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import InputError
-from adacur.extras.engines.vector_store import (
-    Found,
-    Key,
-    Nearest,
-    VectorStore,
-    Where,
-    shown,
-)
+from adacur.extras.engines.checked_store import shown
+from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
 from adacur.records import Item, field_of
 
 
@@ -76,9 +70,6 @@ class MemoryStore(VectorStore):
     def sample(self, n: int) -> tuple[Key, ...]:
         keys = self._there.keys
         return tuple(keys[at] for at in np.unique(np.linspace(0, len(keys) - 1, min(n, len(keys))).astype(int)))
-
-    def scan(self) -> Iterator[Item]:
-        return iter(self._there.items)
 
     def close(self) -> None:
         return

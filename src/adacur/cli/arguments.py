@@ -16,7 +16,7 @@ from adacur.cli.messages import note
 from adacur.data import ItemFile, mondo, wikivital
 from adacur.data.files import Repeated
 from adacur.errors import InputError, UnknownOption
-from adacur.names import ITEMS_IN, RAY, WITHOUT_CREDENTIALS, is_store_url, named
+from adacur.names import ITEMS_IN, RAY, is_store_url, named
 from adacur.options import OPTIONS
 from adacur.options import Option as SearchOption
 from adacur.protocols import Scorer
@@ -143,14 +143,6 @@ def opened_scorer(
     opened = adacur.scorer(source, **options | settings_given(settings, option="--scorer-set"))
     note(f"Scorer: {opened.card}")
     return opened if cache is None else adacur.Cached(opened, cache)
-
-
-def repeatable_url(url: str) -> str:
-    """A URL as a later command may take it: as it was given, unless it holds a password."""
-    user = url.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    shown: str = named(WITHOUT_CREDENTIALS)(url)
-    same_options = shown.partition("?")[2].count("=") == url.partition("?")[2].count("=")
-    return url if user and ":" not in user and same_options else shown
 
 
 def metadata_wanted(given: Iterable[str] | None) -> dict[str, Any] | None:

@@ -16,7 +16,6 @@ from adacur.cli import arguments as opt
 from adacur.cli.messages import counted, log_as_notes, note, print_json, say
 from adacur.data import pseudo_queries, read_queries
 from adacur.data.files import Repeated
-from adacur.names import is_store_url
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
 
@@ -110,11 +109,11 @@ def build(
         say(cost.summary())
         if cost.seconds > _LONG_SECONDS:
             note(f"Cheaper: {'; '.join(_cheaper(cost, options['scorer'].card))}.")
-        given = quote(opt.repeatable_url(items) if is_store_url(items) else items)
         if cost.status == "complete":
             note(f"{index} is finished. Next: adacur search {quote(str(index))} 'your question'")
         else:
-            note(f"Next: adacur build {given} {quote(index or 'INDEX')}, with the same options and without --dry-run.")
+            again = f"adacur build {quote(items)} {quote(index or 'INDEX')}"
+            note(f"Next: {again}, with the same options and without --dry-run.")
         return
     was_finished = is_finished(str(index))
     with log_as_notes("adacur.build"):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +13,11 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.data import DataWarning
 from adacur.errors import EngineRefused, InputError, UnknownName
+from adacur.extras.engines.checked_store import CheckedStore
 from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineStage, EngineWarning
 from adacur.extras.engines.engine_search import InEngine
 from adacur.extras.engines.store_urls import open_store
-from adacur.extras.engines.vector_store import CheckedStore, Key, VectorStore
+from adacur.extras.engines.vector_store import Key, VectorStore
 from adacur.extras.server.search_log import SearchLog
 from adacur.first_stages import AnyStage
 from adacur.first_stages.dense import RememberedQueries
@@ -27,7 +26,7 @@ from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.model import GaussianModel
 from adacur.model.linear_prediction import Outline
-from adacur.protocols import AnchorScores, Items, ScorerCard
+from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.records import Item, Query
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search.filters import Filter
@@ -44,23 +43,20 @@ _SAMPLE = 2048
 # warned of.
 _TEXTS_TO_RECOGNISE, _LEAST_COSINE, _USUAL_COSINE = 8, 0.5, 0.9
 _TEXTS_TO_CHECK = 32
+_PAGE = 1000
 METHODS_IN_ENGINES = ("gaussian", "rerank", "first")
 
 
 class StoreItems(Items):
     """The items of a collection: they can be counted and iterated, and have no positions.
 
-    Iterating skips items without a word, with a `DataWarning`.
+    With `limit`, a sample of so many. Iterating skips items without a word, with a `DataWarning`.
     """
 
-    def __init__(self, store: VectorStore, *, limit: int | None = None) -> None:
+    def __init__(self, store: CheckedStore, *, limit: int | None = None) -> None:
         self._store = store
         self._limit = limit
-
-    @property
-    def text_fields(self) -> tuple[str, ...] | None:
-        """The fields that an item's text is made of, if the store knows them."""
-        return getattr(self._store, "text_fields", None)
+        self.text_fields = store.text_fields
 
     @cached_property
     def _length(self) -> int:
@@ -71,15 +67,14 @@ class StoreItems(Items):
         return self._length
 
     def __iter__(self) -> Iterator[Item]:
-        return islice(self._with_words(), self._limit)
-
-    def _with_words(self) -> Iterator[Item]:
         wordless = []
-        for item in self._store.scan():
-            if item.text.strip():
-                yield item
-            else:
-                wordless.append(item.id)
+        keys = self._store.sample(len(self))
+        for start in range(0, len(keys), _PAGE):
+            for item in self._store.items(keys[start : start + _PAGE]).values():
+                if item.text.strip():
+                    yield item
+                else:
+                    wordless.append(item.id)
         if wordless:
             some = ", ".join(map(repr, wordless[:3])) + (", …" if len(wordless) > 3 else "")
             left_out = f"{len(wordless)} items without a word are left out ({some})"
@@ -105,7 +100,7 @@ class StoreItems(Items):
 
 def items_in(url: str, *, limit: int | None = None) -> StoreItems:
     """The items of the collection at a URL, or the first of them."""
-    store = CheckedStore(open_store(url))
+    store = open_store(url)
     _check_texts(store)
     return StoreItems(store, limit=limit)
 
@@ -116,7 +111,7 @@ def _check_texts(store: VectorStore) -> None:
     wordless = sum(not item.text.strip() for item in items)
     if items and 2 * wordless > len(items):
         fields = ", ".join(repr(name) for name in dict.fromkeys(name for item in items for name in item.metadata))
-        named = ", ".join(map(repr, getattr(store, "text_fields", None) or ("text",)))
+        named = ", ".join(map(repr, store.text_fields or ("text",)))
         raise InputError(
             f"{wordless} of {len(items)} items of {store.name} have no text in {named}. They have: "
             f"{fields or 'nothing'}. Name the field of the text: text=…, or ?text= in the URL."
@@ -209,20 +204,6 @@ class EngineSnapshot(Snapshot):
         return self.engine.store.name
 
 
-@contextmanager
-def opened_store(store: VectorStore | str) -> Iterator[tuple[CheckedStore, CheckedStore | None]]:
-    """A store or its URL, opened and checked. If it was opened here it is given twice, and closed after an error."""
-    if not isinstance(store, str):
-        yield CheckedStore.of(store), None
-        return
-    opened = CheckedStore(open_store(store))
-    try:
-        yield opened, opened
-    except BaseException:
-        opened.close()
-        raise
-
-
 def search_in(
     store: VectorStore | str,
     *,
@@ -247,30 +228,47 @@ def search_in(
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for.
     """
     search_log = SearchLog(log) if isinstance(log, str | Path) else log
-    with opened_store(store) as (opened, owned):
-        dual = open_encoder(encoder)
-        chosen = _vector_of(opened, opened.vector if vector is None else vector, dual)
-        n_items = opened.count()
-        if not n_items:
-            raise InputError(f"{opened.name} has no items.")
-        _check_texts(opened)
-        outline, embed_queries = None, None
-        if chosen is not None:
-            sample = opened.sample(_SAMPLE)
-            rows = opened.rows(chosen, sample)
-            if not rows:
-                raise InputError(f"None of {len(sample)} items of {opened.name} has the vector {chosen!r}.")
-            outline = Outline.of(np.stack(list(rows.values())), n_items=n_items)
-            if dual is not None:
-                if check:
-                    _recognise(dual, opened, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
-                embed_queries = RememberedQueries(lambda: dual).embed
-        engine = EngineItems(opened, n_items, chosen or "", outline, exact=exact)
-        stages = _stages(engine, embed_queries)
-        table = AnchorTable.of_items(StoreItems(opened))
-        snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries, owned=owned)
-        scoring = open_scorer(scorer)
-        return AnchorIndex(table, scorer=scoring, card=scoring.card, snapshot=snapshot, log=search_log)
+    opened = open_store(store) if isinstance(store, str) else CheckedStore(store)
+    owned = opened if isinstance(store, str) else None
+    try:
+        return _index_in(opened, owned, open_scorer(scorer), open_encoder(encoder), vector, exact, check, search_log)
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise
+
+
+def _index_in(
+    store: CheckedStore,
+    owned: CheckedStore | None,
+    scorer: Scorer,
+    encoder: Encoder | None,
+    vector: str | None,
+    exact: bool,
+    check: bool,
+    log: SearchLog | None,
+) -> AnchorIndex:
+    chosen = _vector_of(store, store.vector if vector is None else vector, encoder)
+    n_items = store.count()
+    if not n_items:
+        raise InputError(f"{store.name} has no items.")
+    _check_texts(store)
+    outline, embed_queries = None, None
+    if chosen is not None:
+        sample = store.sample(_SAMPLE)
+        rows = store.rows(chosen, sample)
+        if not rows:
+            raise InputError(f"None of {len(sample)} items of {store.name} has the vector {chosen!r}.")
+        outline = Outline.of(np.stack(list(rows.values())), n_items=n_items)
+        if encoder is not None:
+            if check:
+                _recognise(encoder, store, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
+            embed_queries = RememberedQueries(lambda: encoder).embed
+    engine = EngineItems(store, n_items, chosen or "", outline, exact=exact)
+    table = AnchorTable.of_items(StoreItems(store))
+    stages = _stages(engine, embed_queries)
+    snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries, owned=owned)
+    return AnchorIndex(table, scorer=scorer, card=scorer.card, snapshot=snapshot, log=log)
 
 
 def _stages(engine: EngineItems, embed_queries: Callable[[Sequence[Query]], FloatArray] | None) -> list[EngineStage]:

@@ -55,7 +55,7 @@ class EngineStage:
     embed_queries: Callable[[Sequence[Query]], FloatArray] | None = None
     exact: bool = True
 
-    def search(self, queries: Sequence[Query], n: int, *, where: Where) -> list[Found]:
+    def search(self, queries: Sequence[Query], n: int, *, where: Where) -> Sequence[Found]:
         """At most n items per query, best first."""
         if self.embed_queries is None:
             return [self.store.words(query.text, n, where=where) for query in queries]

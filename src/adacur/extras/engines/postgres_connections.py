@@ -1,167 +1,114 @@
-"""A pool of connections to Postgres; its errors say what to do."""
+"""Connections to Postgres that only read, and its errors in words."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
-from adacur.arrays import FloatArray
-from adacur.errors import InputError
-from adacur.extras.engines.retries import NoAnswer
-from adacur.extras.engines.store_urls import check_seconds, split
+from adacur.errors import AdacurError, EngineUnavailable, InputError
 from adacur.requirements import require
 
-T = TypeVar("T")
 _NOT_LET_IN = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 
 
 class Connections:
     """Connections to one database: a call borrows one that is idle, or opens one.
 
-    Each transaction reads only, so that no filter can change a table. `address` is a URL without user and password.
+    Each transaction reads only, so that no filter can change a table. `address` is a URL without user and password,
+    which are among the `secrets`.
     """
 
-    def __init__(self, dsn: str, *, timeout: float, connect_timeout: float) -> None:
-        psycopg = _psycopg()
-        check_seconds(timeout=timeout, connect_timeout=connect_timeout)
-        if "://" in dsn.partition("=")[0]:
-            split(dsn, credentials=True)
+    def __init__(self, dsn: str, *, timeout: float) -> None:
         try:
             given = require("psycopg.conninfo", extra="postgres").conninfo_to_dict(dsn)
-        except (psycopg.Error, UnicodeError):
+        except (_psycopg().Error, UnicodeError):
             # The error would repeat the text, password and all.
             raise InputError(
                 "The address of a Postgres database is postgresql://host:port/database, or what else libpq takes."
             ) from None
-        self._dsn, self._timeout, self._connect_timeout = dsn, timeout, connect_timeout
+        self._dsn, self._milliseconds = dsn, str(round(1000 * timeout))
         secrets = (given.get("password"), os.environ.get("PGPASSWORD"), given.get("user"), given.get("sslpassword"))
-        self._secrets = [secret for secret in secrets if secret]
+        self.secrets = [str(secret) for secret in secrets if secret]
         self.address = _address(given)
-        # A connection that was out when `close` was called is closed when it comes back.
+        self._idle: list[Any] = []
         self._closings = 0
-        self._idle: list[tuple[int, Any]] = []
         weakref.finalize(self, _close_all, self._idle)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_idle": []}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        weakref.finalize(self, _close_all, self._idle)
-
-    def read(self, statement: str, values: Sequence[Any], *, settings: Mapping[str, str]) -> list[Any]:
+    def read(self, statement: str, values: Sequence[Any], settings: Mapping[str, str]) -> list[Any]:
         """The rows of a statement, with these settings for it alone."""
-
-        def ask(connection: Any) -> list[Any]:
-            # What a condition sets for its session is undone with the rest. Nothing in a transaction that began as one
-            # that reads only can make it write.
-            with connection.transaction(force_rollback=True):
-                for name, value in settings.items():
-                    connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-                rows: list[Any] = connection.execute(statement, values).fetchall()
-            return rows
-
-        return self.lend(ask)
-
-    def lend(self, work: Callable[[Any], T]) -> T:
-        """Do work with a connection. `NoAnswer` where the server does not answer, InputError where it refuses."""
-        connection, closings = None, self._closings
-        try:
-            connection = self._borrow()
-            answer = work(connection)
-        except _psycopg().Error as error:
-            raise self._in_words(error) from None
-        except UnicodeEncodeError:
-            raise InputError(f"{self.address} takes Unicode text only, without lone surrogates.") from None
-        finally:
-            self._take_back(connection, closings)
-        return answer
+        # What a condition sets for its session is undone with the rest. Nothing in a transaction that began as one that
+        # reads only can make it write.
+        with self._borrowed() as connection, connection.transaction(force_rollback=True):
+            for name, value in settings.items():
+                connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+            rows: list[Any] = connection.execute(statement, values).fetchall()
+        return rows
 
     def close(self) -> None:
         """Close what is idle, and what is in use when it comes back; a later call connects again."""
         self._closings += 1
         _close_all(self._idle)
 
-    def _borrow(self) -> Any:
-        with contextlib.suppress(IndexError):
-            process, connection = self._idle.pop()
-            # A fork must not use the sockets of its parent.
-            if process == os.getpid():
-                return connection
-        milliseconds = str(round(1000 * self._timeout))
+    @contextmanager
+    def _borrowed(self) -> Iterator[Any]:
+        closings = self._closings
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connected()
+        try:
+            yield connection
+        finally:
+            if connection.broken:
+                # What broke this one broke the others.
+                self.close()
+            status = connection.info.transaction_status
+            if closings == self._closings and status == _psycopg().pq.TransactionStatus.IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _connected(self) -> Any:
         connection = _psycopg().connect(
             self._dsn,
             autocommit=True,
             # Prepared statements would be planned without knowing the lists of keys; poolers do not like them either.
             prepare_threshold=None,
-            connect_timeout=max(1, math.ceil(self._connect_timeout)),
             client_encoding="utf8",
-            tcp_user_timeout=milliseconds,
+            tcp_user_timeout=self._milliseconds,
         )
-        connection.execute("SELECT set_config('statement_timeout', %s, false)", [milliseconds])
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [self._milliseconds])
         connection.read_only = True
         return connection
 
-    def _take_back(self, connection: Any, closings: int) -> None:
-        if connection is None or connection.broken:
-            # What broke this one broke the others.
-            self.close()
-        if connection is None:
-            return
-        idle = not connection.closed and connection.info.transaction_status == _psycopg().pq.TransactionStatus.IDLE
-        if not idle or closings != self._closings:
-            connection.close()
-        else:
-            self._idle.append((os.getpid(), connection))
 
-    def _in_words(self, error: Any) -> Exception:
-        said = (error.diag.message_primary or str(error)).strip().split("\n")[0]
-        for secret in self._secrets:
-            said = said.replace(secret, "***")
-        psycopg = _psycopg()
-        words = f"{type(error).__name__}: {said}"
-        refused = (
-            psycopg.ProgrammingError,
-            psycopg.DataError,
-            psycopg.IntegrityError,
-            psycopg.NotSupportedError,
-            psycopg.errors.ReadOnlySqlTransaction,
-            psycopg.errors.ActiveSqlTransaction,
-        )
-        # A connection that is refused has no code, only words; trying again would not help, and may lock an account.
-        let_in = not any(sign in str(error) for sign in _NOT_LET_IN)
-        if isinstance(error, refused) or not let_in:
-            return InputError(f"{self.address} refuses this. {words}")
-        return NoAnswer(words)
+def explained(error: Exception) -> AdacurError | None:
+    """What an error of psycopg means."""
+    psycopg = _psycopg()
+    if not isinstance(error, psycopg.Error):
+        return None
+    words = f"{type(error).__name__}: {(error.diag.message_primary or str(error)).strip().splitlines()[0]}"
+    refused = (
+        psycopg.ProgrammingError,
+        psycopg.DataError,
+        psycopg.IntegrityError,
+        psycopg.NotSupportedError,
+        psycopg.errors.ReadOnlySqlTransaction,
+        psycopg.errors.ActiveSqlTransaction,
+    )
+    # A connection that is refused has no code, only words; trying again would not help, and may lock an account.
+    if isinstance(error, refused) or any(sign in str(error) for sign in _NOT_LET_IN):
+        return InputError(words)
+    return EngineUnavailable(words)
 
 
-def vector_text(row: FloatArray) -> str:
-    """A vector as pgvector reads it."""
-    return f"[{','.join(map(repr, row.tolist()))}]"
-
-
-def jsonb_text(text: str) -> str:
-    """JSON text whose numbers jsonb gives back as they are.
-
-    A jsonb number has all its digits: 1.5e300 would come back as the whole number 15 · 10²⁹⁹, which is another one.
-    """
-    if "e+" not in text:
-        return text
-    exact = json.loads(text, parse_float=lambda digits: int(float(digits)) if "e+" in digits else float(digits))
-    return json.dumps(exact, ensure_ascii=False)
-
-
-def vector_received(sent: bytes) -> FloatArray:
-    """A vector from what pgvector's vector_send gives."""
-    return np.frombuffer(sent, dtype=">f4", offset=4).astype(np.float32)
+def _close_all(connections: list[Any]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _psycopg() -> Any:
@@ -173,21 +120,12 @@ def _address(given: Mapping[str, Any]) -> str:
     hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST") or "localhost").split(",")
     ports = str(given.get("port") or os.environ.get("PGPORT") or 5432).split(",")
     database = str(given.get("dbname") or os.environ.get("PGDATABASE") or "")
-    ports = ports * len(hosts) if len(ports) == 1 else ports
-    if len(ports) != len(hosts) or "://" in database or any("@" in host for host in hosts):
+    ports = [port or "5432" for port in (ports * len(hosts) if len(ports) == 1 else ports)]
+    # A '/' or '@' that is not escaped in a password makes a host, a port and a name of its parts.
+    if len(ports) != len(hosts) or not all(map(str.isdigit, ports)) or any("@" in one for one in (*hosts, database)):
         raise InputError(
-            "The host of a Postgres database must not hold '@', and its name no URL; there must be one port for all "
-            "hosts, or one for each."
+            "The host and the name of a Postgres database must not hold '@', and there must be one port, a number, for "
+            "all hosts, or one for each."
         )
-    places = [f"{quote(host, safe='')}:{port or 5432}" for host, port in zip(hosts, ports, strict=True)]
+    places = [f"{quote(host, safe='')}:{port}" for host, port in zip(hosts, ports, strict=True)]
     return f"postgresql://{','.join(places)}/{quote(database, safe='')}"
-
-
-def _close_all(idle: list[tuple[int, Any]]) -> None:
-    while True:
-        try:
-            process, connection = idle.pop()
-        except IndexError:
-            return
-        if process == os.getpid():
-            connection.close()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adacur.arrays import FloatArray
 from adacur.errors import InputError
-from adacur.extras.engines.postgres_connections import jsonb_text, vector_text
-from adacur.extras.engines.sql_tables import Layout, condition, wanted
-from adacur.extras.engines.vector_store import Nearest, Where
+from adacur.extras.engines.sql_tables import Layout, Place, check_whole_numbers, where_sql
+from adacur.extras.engines.vector_store import Key, Nearest, Where
 from adacur.requirements import require
 
 # pgvector's indexes take at most this many numbers.
@@ -52,26 +50,24 @@ class TableSQL:
     language: str
 
     def __post_init__(self) -> None:
-        if self._key_type not in _KEYS:
+        if self.layout.key_type not in _KEYS:
             raise InputError(
                 f"Ids are whole numbers, texts or UUIDs; column {self.layout.key!r} of {self.layout.store} is "
-                f"{self._key_type}."
+                f"{self.layout.key_type}."
             )
 
     def count(self, where: Where) -> Asked:
         conditions, values = self._where(where)
         return f"SELECT count(*) FROM {self.place} WHERE {conditions}", values
 
-    def nearest(
-        self, vector: str, questions: Sequence[tuple[int, Nearest, FloatArray]], where: Where, *, exact: bool
-    ) -> Asked:
+    def nearest(self, vector: str, questions: Sequence[tuple[int, Nearest]], where: Where, *, exact: bool) -> Asked:
         """The best of each question, under its number: one arm each, so that each knows its own lists of keys."""
         column, kind = quoted(vector), self.layout.types[vector]
         conditions, shared = self._where(where)
         arms: list[str] = []
         values: list[Any] = []
-        for at, question, weights in questions:
-            row = vector_text(weights)
+        for at, question in questions:
+            row = f"[{','.join(map(repr, question.weights.tolist()))}]"
             among, keys = self._among(question)
             # The negative of a distance matches no index, so that an exact question reads every vector. The few that a
             # question names are read by their keys.
@@ -86,24 +82,18 @@ class TableSQL:
 
     def unusable_id(self) -> Asked:
         """An id that occurs twice, or is missing, where no unique index rules that out."""
-        return (
-            f"SELECT {self._key} FROM {self.place} GROUP BY 1 HAVING count(*) > 1 OR count({self._key}) = 0 LIMIT 1",
-            [],
-        )
+        key = quoted(self.layout.key)
+        return f"SELECT {self._key} FROM {self.place} GROUP BY 1 HAVING count(*) > 1 OR count({key}) = 0 LIMIT 1", []
 
     def vectors(self, vector: str, keys: Sequence[Any]) -> Asked:
         column = quoted(vector)
         read = f"SELECT {self._key}, vector_send({column}::vector) FROM {self.place}"
-        return f"{read} WHERE {column} IS NOT NULL AND {self._one_of('=', 'ANY')}", [list(keys)]
+        return f"{read} WHERE {column} IS NOT NULL AND {self._one_of('=', 'ANY')}", [self._given(keys)]
 
     def items(self, keys: Sequence[Any]) -> Asked:
-        return f"{self._read_items} WHERE {self._one_of('=', 'ANY')}", [list(keys)]
-
-    def page(self, after: Sequence[Any], n: int) -> Asked:
-        """The n items that follow this key, or the first."""
-        key = quoted(self.layout.key)
-        start = f"WHERE {key} > %s::{self._key_type}" if after else ""
-        return f"{self._read_items} {start} ORDER BY {key} LIMIT %s", [*after, n]
+        key = self.layout.key
+        columns = ", ".join(self._key if name == key else quoted(name) for name in self.layout.item_columns)
+        return f"SELECT {columns} FROM {self.place} WHERE {self._one_of('=', 'ANY')}", [self._given(keys)]
 
     def words(self, text: str, n: int, where: Where) -> Asked:
         """Any of the words will do, and more of them rank higher.
@@ -111,18 +101,17 @@ class TableSQL:
         ts_rank_cd, which is made for words near each other, would count one word that occurs twice as two.
         """
         conditions, values = self._where(where)
-        literal = require("psycopg.sql", extra="postgres").Literal
-        configuration = f"{_as_text(literal(self.language))}::regconfig"
+        configuration = f"{_literal(self.language)}::regconfig"
         held = [name for name, kind in self.layout.types.items() if kind == "tsvector"]
-        columns = ", ".join(_value(*self.layout.place(name), as_text=True) for name in self.layout.text)
+        texts = [_text_in(self.layout.place(name)) for name in self.layout.text]
         # As an index on this expression has it; there can be none on several columns.
-        joined = columns if len(self.layout.text) == 1 else f"concat_ws(' ', {columns})"
+        joined = texts[0] if len(texts) == 1 else f"concat_ws(' ', {', '.join(texts)})"
         document = quoted(held[0]) if held else f"to_tsvector({configuration}, {joined})"
         return (
             f"SELECT {self._key} AS key, ts_rank({document}, adacur_words, 1) AS value FROM {self.place}, "
             f"CAST(replace(plainto_tsquery({configuration}, %s)::text, ' & ', ' | ') AS tsquery) AS adacur_words "
             f"WHERE {document} @@ adacur_words AND {conditions} ORDER BY value DESC, key LIMIT %s",
-            [text, *values, max(0, n)],
+            [text, *values, n],
         )
 
     def sampled(self, n: int, percent: float | None) -> Asked:
@@ -135,72 +124,47 @@ class TableSQL:
             [n, n, n],
         )
 
-    @property
-    def _read_items(self) -> str:
-        key = self.layout.key
-        chosen = (self._key if name == key else quoted(name) for name in self.layout.item_columns)
-        return f"SELECT {', '.join(chosen)} FROM {self.place}"
-
     def _where(self, where: Where) -> Asked:
-        if where is None:
-            return "TRUE", []
-        if isinstance(where, str):
-            return condition(where).replace("%", "%%"), []
-        conditions: list[str] = ["TRUE"]
-        values: list[Any] = []
-        for name, allowed in wanted(where):
-            place, inside, kind = self.layout.filterable(name)
-            column = quoted(place)
-            nothing = f" OR {column} IS NULL" if None in allowed and not inside else ""
-            if kind in ("json", "jsonb"):
-                has, given = _jsonb_has(_value(place, inside), name, allowed)
-                conditions.append(f"({has}{nothing})")
-                values += given
-                continue
-            # "character" alone would mean one letter; an array has each of its values.
-            kind = "bpchar" if kind == "character" else kind
-            has = f"{column} && %s::text[]::{kind}" if kind.endswith("[]") else f"{column} = ANY (%s::text[]::{kind}[])"
-            conditions.append(f"({has}{nothing})")
-            values.append([str(value) for value in allowed if value is not None])
-        return " AND ".join(conditions), values
+        text, values = where_sql(
+            self.layout, where, any_of=_any_of, is_null=lambda place: f"{quoted(place.column)} IS NULL"
+        )
+        # A condition in the user's words has no placeholders.
+        return (text.replace("%", "%%") if isinstance(where, str) else text), values
 
     def _among(self, question: Nearest) -> Asked:
         added, values = "", []
         if question.without:
-            added, values = f" AND {self._one_of('<>', 'ALL')}", [list(question.without)]
+            added, values = f" AND {self._one_of('<>', 'ALL')}", [self._given(question.without)]
         if question.within is not None:
-            added, values = f"{added} AND {self._one_of('=', 'ANY')}", [*values, list(question.within)]
+            added, values = f"{added} AND {self._one_of('=', 'ANY')}", [*values, self._given(question.within)]
         return added, values
 
     def _one_of(self, sign: str, how: str) -> str:
-        return f"{quoted(self.layout.key)} {sign} {how} (%s::{self._key_type}[])"
+        return f"{quoted(self.layout.key)} {sign} {how} (%s::{self.layout.key_type}[])"
 
-    @property
-    def _key_type(self) -> str:
-        return self.layout.types[self.layout.key]
+    def _given(self, keys: Collection[Key]) -> list[Key]:
+        check_whole_numbers(self.layout, keys)
+        return list(keys)
 
     @property
     def _key(self) -> str:
         column = quoted(self.layout.key)
-        return column if self._key_type in _WHOLE else f"{column}::text"
+        return column if self.layout.key_type in _WHOLE else f"{column}::text"
 
 
-def _value(column: str, inside: Sequence[str], *, as_text: bool = False) -> str:
-    """What is in a column, or the way inside its JSON."""
-    if as_text and not inside:
-        return quoted(column)
-    literal = require("psycopg.sql", extra="postgres").Literal
-    steps = [f" -> {_as_text(literal(name))}" for name in inside]
-    if as_text:
-        steps[-1] = steps[-1].replace("->", "->>", 1)
-    return f"({quoted(column)}::jsonb{''.join(steps)})"
+def _any_of(place: Place, allowed: Sequence[Any]) -> Asked:
+    column, kind = quoted(place.column), place.kind
+    if kind in ("json", "jsonb"):
+        return _json_has(_json_in(place), ".".join((place.column, *place.inside)), allowed)
+    # "character" alone would mean one letter; an array has each of its values.
+    kind = "bpchar" if kind == "character" else kind
+    given = [str(value) for value in allowed if value is not None]
+    if kind.endswith("[]"):
+        return f"{column} && %s::text[]::{kind}", [given]
+    return f"{column} = ANY (%s::text[]::{kind}[])", [given]
 
 
-def _as_text(part: Any) -> str:
-    return str(part.as_string(None)).replace("%", "%%")
-
-
-def _jsonb_has(value: str, name: str, allowed: Sequence[Any]) -> tuple[str, list[list[str]]]:
+def _json_has(value: str, name: str, allowed: Sequence[Any]) -> Asked:
     """That JSON is one of these values, or a list that has one of them; and the values of the two placeholders."""
     # A list contains a plain value; but it also contains a part of itself, and a dictionary a part of itself.
     plain = [_json(name, one) for one in allowed if not isinstance(one, list | tuple | dict)]
@@ -210,6 +174,26 @@ def _jsonb_has(value: str, name: str, allowed: Sequence[Any]) -> tuple[str, list
 
 def _json(name: str, value: object) -> str:
     try:
-        return jsonb_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"The filter on {name!r} must be values that JSON has: {error}.") from None
+
+
+def _json_in(place: Place) -> str:
+    return f"({quoted(place.column)}::jsonb{''.join(f' -> {_literal(name)}' for name in place.inside)})"
+
+
+def _text_in(place: Place) -> str:
+    """The text in a column, or inside its JSON."""
+    if not place.inside:
+        return quoted(place.column)
+    outer = Place(place.column, place.inside[:-1], place.kind)
+    return f"({_json_in(outer)} ->> {_literal(place.inside[-1])})"
+
+
+def _literal(text: str) -> str:
+    return _as_text(require("psycopg.sql", extra="postgres").Literal(text))
+
+
+def _as_text(part: Any) -> str:
+    return str(part.as_string(None)).replace("%", "%%")

@@ -4,235 +4,310 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote, unquote
 
-from adacur.errors import InputError
-from adacur.extras.engines.qdrant_points import Opened, PointStore, Vector, search_params
-from adacur.extras.engines.retries import NoAnswer, answered
-from adacur.extras.engines.store_urls import check_seconds, is_loopback, parameters, split
-from adacur.extras.engines.vector_store import TEXT_FIELD, Key, check_name
+import numpy as np
+
+from adacur.arrays import FloatArray
+from adacur.errors import AdacurError, EngineUnavailable, InputError
+from adacur.extras.engines.checked_store import has_unfit_characters, shown
+from adacur.extras.engines.qdrant_filters import compiled, models, path_to, point_id
+from adacur.extras.engines.store_urls import is_loopback, options_in, seconds, split
+from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
+from adacur.records import Item, field_names, field_of
 from adacur.requirements import require
 
 _TRY_AGAIN = {408, 425, 429}
 _TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
 _PORT = 6333
-_IN_MEMORY = ":memory:"
+_BATCH = 256
+_STOPS = 64
+_FIELDS_SHOWN = 500
+_UUIDS_BEGIN = 2**64
 
 
-class QdrantStore(PointStore):
+class QdrantStore(VectorStore):
     """A collection of a Qdrant server, or of the client's in-memory mode.
 
     - collection: its name;
-    - url: of the server, http:// or https://, or ":memory:";
-    - api_key: no error, name or repr shows it;
-    - text: the payload field of an item's text, or several, joined with a space;
-    - id_field: the payload field of an item's id; without it, the point's id as text;
-    - vector: the vector to search by, as ?vector= in a URL;
-    - client: a `QdrantClient` to use instead of `url`, `api_key` and `timeout`; `close` leaves it open;
-    - timeout: seconds that one request may take. It is tried three times where no answer comes.
+    - client: a `QdrantClient`, which `close` leaves open;
+    - text: the payload field of an item's text, or several, joined with a space; "metadata.title" is the title in the
+      dictionary metadata, as in filters;
+    - id_field: the payload field of an item's id; without it, the point's id as text. All other fields are metadata;
+    - vector: the vector to search by, as ?vector= in a URL.
+
+    A filter is a dictionary of metadata, or a `models.Filter`.
     """
 
     def __init__(
         self,
         collection: str,
         *,
-        url: str = f"http://localhost:{_PORT}",
-        api_key: str | None = None,
-        text: str | Sequence[str] = TEXT_FIELD,
+        client: Any,
+        text: str | Sequence[str] = "text",
         id_field: str | None = None,
         vector: str | None = None,
-        client: Any = None,
-        timeout: float = 30.0,
     ) -> None:
-        opened = Opened(lambda: client or _connect(url, api_key, timeout))
-        super().__init__(opened, owns=client is None, text=text, id_field=id_field, vector=vector)
-        self._models = require("qdrant_client.models", extra="qdrant")
-        self._collection = check_name("collection", collection)
-        check_seconds(timeout=timeout)
-        options = self._client.init_options
-        self._key: str | None = options.get("api_key")
-        self._is_local = options.get("location") == _IN_MEMORY or options.get("path") is not None
+        if has_unfit_characters(collection):
+            raise InputError(f"The name of a collection must be Unicode text without NUL; got {shown(collection)}.")
+        self._collection, self._client, self._owns_client = collection, client, False
+        self.text_fields = (text,) if isinstance(text, str) else tuple(text)
+        self._id_field, self.vector = id_field, vector
+        options = client.init_options
+        self.secrets = [key] if (key := options.get("api_key")) else []
         self._address = _address(options)
 
     @classmethod
-    def from_url(cls, url: str, **options: Any) -> QdrantStore:
+    def from_url(cls, url: str) -> QdrantStore:
         """qdrant://HOST[:PORT]/COLLECTION, or qdrant+https://…; with QDRANT_API_KEY over https or to this machine."""
-        in_memory = url.startswith(f"qdrant://{_IN_MEMORY}/")
-        parts = split(url.replace(_IN_MEMORY, "memory", 1) if in_memory else url)
+        parts = split(url)
         prefix, _, collection = parts.path.rpartition("/")
         scheme = "https" if parts.scheme.endswith("https") else "http"
-        if not parts.hostname or not collection:
+        if not parts.hostname or not collection or "," in parts.netloc:
             raise InputError("A Qdrant collection is given as qdrant://HOST:PORT/COLLECTION, or qdrant+https://….")
-        options = parameters(url, {"timeout": float}) | options
-        if in_memory:
-            return cls(unquote(collection), url=_IN_MEMORY, **options)
-        if scheme == "https" or is_loopback(parts.hostname):
-            options.setdefault("api_key", os.environ.get("QDRANT_API_KEY") or None)
-        return cls(unquote(collection), url=f"{scheme}://{parts.netloc}{prefix}", **options)
+        options = options_in(parts, timeout=seconds)
+        patience = options.pop("timeout", 30.0)
+        is_safe = scheme == "https" or is_loopback(parts.hostname)
+        key = os.environ.get("QDRANT_API_KEY") if is_safe else None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
+            connect = require("qdrant_client", extra="qdrant").QdrantClient
+            address = f"{scheme}://{parts.netloc}{prefix}"
+            client = connect(url=address, api_key=key or None, timeout=patience, check_compatibility=False)
+        store = cls(unquote(collection), client=client, **options)
+        store._owns_client = True
+        return store
 
     @property
     def name(self) -> str:
         return f"{self._address}/{quote(self._collection, safe='')}"
 
-    @property
-    def _client(self) -> Any:
-        return self._opened.get()
-
-    def _describe(self) -> dict[str, Vector]:
-        params = self._ask("get_collection").config.params
-        dense = params.vectors if isinstance(params.vectors, dict) else {"": params.vectors} if params.vectors else {}
-        vectors = {
-            name: Vector(one.size, "multivector" if one.multivector_config else str(one.distance.value))
-            for name, one in dense.items()
+    def dimensions(self) -> Mapping[str, int]:
+        return {
+            name: one.size
+            for name, one in self._vectors.items()
+            if one.distance in (models().Distance.DOT, models().Distance.COSINE) and not one.multivector_config
         }
-        return vectors | {name: Vector(0, "sparse") for name in params.sparse_vectors or {}}
 
-    def _count(self, filter_: Any) -> int:
-        return int(self._ask("count", count_filter=filter_, exact=True).count)
+    def count(self, where: Where = None) -> int:
+        return int(self._client.count(self._collection, count_filter=compiled(where), exact=True).count)
 
-    def _nearest(self, vector: str, weights: list[float], n: int, filter_: Any, exact: bool) -> Any:
-        m = self._models
-        return m.QueryRequest(
-            query=m.NearestQuery(nearest=weights),
-            using=vector or None,
-            limit=n,
-            filter=filter_,
-            params=None if self._is_local else search_params(m, exact),
+    def best(
+        self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
+    ) -> list[Found]:
+        m = models()
+        requests = [
+            m.QueryRequest(
+                query=m.NearestQuery(nearest=question.weights.tolist()),
+                using=vector or None,
+                limit=question.n,
+                filter=compiled(where, question),
+                # An index looks where the best are, and the items that a question names may lie elsewhere.
+                params=self._params(exact or question.within is not None),
+            )
+            for question in questions
+        ]
+        answers = self._client.query_batch_points(self._collection, requests=requests)
+        if len(answers) != len(requests):
+            raise EngineUnavailable(f"{self.name} gave {len(answers)} answers to {len(requests)} questions.")
+        is_cosine = self._vectors[vector].distance == m.Distance.COSINE
+        # The engine compares unit vectors with the direction of the weights.
+        lengths = [float(np.linalg.norm(one.weights)) if is_cosine else 1.0 for one in questions]
+        return [_found(answer.points, length) for answer, length in zip(answers, lengths, strict=True)]
+
+    def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
+        rows = {}
+        # The vector without a name comes where all are asked for.
+        for point in self._points(keys, with_payload=False, with_vectors=[vector] if vector else True):
+            row = point.vector.get(vector) if isinstance(point.vector, dict) else point.vector
+            if row is not None:  # A point need not have all vectors.
+                rows[_key(point.id)] = np.asarray(row, dtype=np.float32)
+        return rows
+
+    def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
+        points = self._points(keys, with_payload=True, with_vectors=False)
+        return {_key(point.id): self._item(point) for point in points}
+
+    def words(self, text: str, n: int, *, where: Where = None) -> Found:
+        m = models()
+        filter_ = compiled(where)
+        sparse = next((name for name in self._description.sparse_vectors or {} if "bm25" in name.lower()), None)
+        if sparse is not None:
+            words = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
+            return self._queried(m.SparseVector(indices=words.indices, values=words.values), sparse, n, filter_)
+        refusals = []
+        for field in self.text_fields:
+            try:
+                query = m.TextQuery(text=m.TextQueryInput(query=text))
+                return self._queried(query, path_to(field), n, filter_)
+            except Exception as error:
+                if not isinstance(refusal := self.explain(error), InputError):
+                    raise
+                refusals.append(str(refusal))
+        raise InputError(
+            f"{self.name} has no ranked search for words. Give {self.text_fields[0]!r} a text index with scoring "
+            f"(Qdrant 1.20 or later), or the collection a sparse vector 'bm25' with IDF. It said: {' '.join(refusals)}"
         )
 
-    def _search(self, requests: list[Any]) -> list[Any]:
-        return [answer.points for answer in self._ask("query_batch_points", requests=requests)]
+    def sample(self, n: int) -> list[Key]:
+        """Evenly over the ids of a collection that has 0, 1, 2, …
 
-    def _search_words(self, field: str, text: str, n: int, filter_: Any) -> Any:
-        query = self._models.TextQuery(text=self._models.TextQueryInput(query=text))
-        return self._query(query, field, n, filter_)
+        Over other ids: runs of neighbours at 64 places spread evenly between the first id and the last, some 80 small
+        requests; where ids are clustered, so is the sample.
+        """
+        n_items = self.count()
+        if n >= n_items:
+            return list(self._all_ids(n_items))
+        even = np.linspace(0, n_items - 1, n).astype(int).tolist()
+        there = sum(1 for _ in self._points(even, with_payload=False, with_vectors=False))
+        return even if there == n else self._spread(n)
 
-    def _search_sparse(self, vector: str, indices: list[int], values: list[float], n: int, filter_: Any) -> Any:
-        return self._query(self._models.SparseVector(indices=indices, values=values), vector, n, filter_)
+    def close(self) -> None:
+        if self._owns_client:
+            self._client.close()
 
-    def _query(self, query: Any, using: str, n: int, filter_: Any) -> Any:
-        return self._ask(
-            "query_points", query=query, using=using, limit=n, query_filter=filter_, with_payload=False
-        ).points
-
-    def _retrieve(self, ids: list[Key], *, payload: bool, vectors: list[str] | None) -> Any:
-        # The vector without a name comes where all are asked for.
-        named = True if vectors == [""] else vectors or False
-        return self._ask("retrieve", ids=ids, with_payload=payload, with_vectors=named)
-
-    def _scroll(self, start: Key | None, n: int, *, payload: bool) -> tuple[Any, Any]:
-        points, following = self._ask("scroll", offset=start, limit=n, with_payload=payload, with_vectors=False)
-        return points, following
-
-    def _has_id(self, ids: Collection[Key]) -> Any:
-        return self._models.HasIdCondition(has_id=list(ids))
-
-    def _equals(self, value: str | bool | int) -> Any:
-        return self._models.MatchValue(value=value)
-
-    def _between(self, low: float, high: float) -> Any:
-        return self._models.Range(gte=low, lte=high)
-
-    def _ask(self, method: str, **arguments: Any) -> Any:
-        """What the client's method answers; tried again where the server does not."""
-        arguments["collection_name"] = self._collection
-        return answered(self.name, lambda: self._attempt(method, arguments), extra="qdrant")
-
-    def _attempt(self, method: str, arguments: dict[str, Any]) -> Any:
-        try:
-            return getattr(self._client, method)(**arguments)
-        except Exception as error:
-            failure = self._failure(error)
-            if failure is None:
-                raise
-        # Not within `except`: the client's error holds what the server said, which may be the key.
-        raise failure
-
-    def _failure(self, error: Exception) -> NoAnswer | InputError | None:
+    def explain(self, error: Exception) -> AdacurError | None:
         exceptions = require("qdrant_client.http.exceptions", extra="qdrant")
-        # The key is hidden before the text is cut, which might leave half of it.
-        problem = self._without_key(_in_words(error, exceptions))[:300]
-        no_answer = NoAnswer(f"{problem}. Is the server well, and this its URL?")
-        refused = InputError(f"{self.name} refused: {problem}.")
         if isinstance(error, exceptions.UnexpectedResponse):
-            status = error.status_code or 500
+            status, words = error.status_code or 500, _response_in_words(error)
             if status in (401, 403):
-                return InputError(f"{refused} {'The key was not accepted.' if self._key else 'Give api_key=.'}")
-            return no_answer if status >= 500 or status in _TRY_AGAIN else refused
-        if (
-            isinstance(error, exceptions.ResponseHandlingException)
-            or type(error).__name__ == "ResourceExhaustedResponse"
-        ):
-            return no_answer
+                hint = "The key was not accepted" if self.secrets else "Set QDRANT_API_KEY, or give the client a key"
+                return InputError(f"{words} {hint}.")
+            return EngineUnavailable(words) if status >= 500 or status in _TRY_AGAIN else InputError(words)
+        if isinstance(error, exceptions.ResponseHandlingException):
+            # What pydantic says of an answer of another shape is long, and repeats the answer.
+            reason = (str(error.source).splitlines() or ["no reason given"])[0]
+            return EngineUnavailable(f"{type(error.source).__name__}: {reason}")
         if isinstance(error, require("grpc", extra="qdrant").RpcError):
-            return no_answer if _grpc_code(error) in _TRY_AGAIN_GRPC else refused
-        if isinstance(error, json.JSONDecodeError):
+            code = error.code().name
+            words = f"{code}: {error.details()}"
+            return EngineUnavailable(words) if code in _TRY_AGAIN_GRPC else InputError(words)
+        if isinstance(error, json.JSONDecodeError) or type(error).__name__ == "ResourceExhaustedResponse":
             # The login page of a proxy, say: it was not the server that answered.
-            return no_answer
+            return EngineUnavailable(f"{type(error).__name__}: {error}")
         # The client's own checks, and what its in-memory mode does not implement, are refusals.
-        return refused if isinstance(error, ValueError | NotImplementedError) else None
+        is_refusal = isinstance(error, ValueError | NotImplementedError) and not isinstance(error, AdacurError)
+        return InputError(str(error)) if is_refusal else None
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+    @cached_property
+    def _description(self) -> Any:
+        return self._client.get_collection(self._collection).config.params
 
+    @property
+    def _vectors(self) -> dict[str, Any]:
+        dense = self._description.vectors
+        return dense if isinstance(dense, dict) else {"": dense} if dense else {}
 
-def _connect(url: str, api_key: str | None, timeout: float) -> Any:
-    client = require("qdrant_client", extra="qdrant").QdrantClient
-    if url == _IN_MEMORY:
-        return client(location=_IN_MEMORY)
-    parts = split(url)
-    if parts.query:
-        raise InputError(f"The address of a server must not hold a '?' (for {parts.hostname}). Give a key as api_key=.")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError("The address of a server must begin with http:// or https:// and a host.")
-    with warnings.catch_warnings():
-        if is_loopback(parts.hostname):
-            warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
-        try:
-            return client(url=url, api_key=api_key, timeout=timeout, check_compatibility=False)
-        except ValueError:
-            raise InputError("The address of a server must be http:// or https:// and a host that can exist.") from None
+    def _params(self, exact: bool) -> Any:
+        m = models()
+        if self._client.init_options.get("location") == ":memory:" or self._client.init_options.get("path"):
+            return None
+        # Compressed copies of the vectors do not give exact values: left aside, or corrected by the originals.
+        return m.SearchParams(exact=exact, quantization=m.QuantizationSearchParams(ignore=exact, rescore=not exact))
+
+    def _queried(self, query: Any, using: str, n: int, filter_: Any) -> Found:
+        options = {"using": using, "limit": n, "query_filter": filter_, "with_payload": False}
+        return _found(self._client.query_points(self._collection, query=query, **options).points)
+
+    def _points(self, keys: Sequence[Key], **wanted: Any) -> Iterator[Any]:
+        ids = [point_id(key) for key in keys]
+        for start in range(0, len(ids), _BATCH):
+            yield from self._client.retrieve(self._collection, ids[start : start + _BATCH], **wanted)
+
+    def _scroll(self, start: Key | None, n: int) -> tuple[list[Key], Key | None]:
+        """At most n ids in their order, and where the next begin."""
+        points, after = self._client.scroll(
+            self._collection, offset=start, limit=n, with_payload=False, with_vectors=False
+        )
+        return [_key(point.id) for point in points], after
+
+    def _all_ids(self, n_items: int) -> Iterator[Key]:
+        start = None
+        # Not without end, should a page lead back to an earlier one.
+        for _ in range(2 + 2 * n_items // _BATCH):
+            ids, start = self._scroll(start, _BATCH)
+            yield from ids
+            if start is None:
+                return
+
+    def _spread(self, n: int) -> list[Key]:
+        if not (some := self._scroll(None, 1)[0]):
+            return []
+        first = _place(some[0])
+        # How far ids reach, within a factor of two, then nearer.
+        reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
+        low, high = first + 2**reach // 2, first + 2**reach
+        for _ in range(8):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._from(middle, 1) else (low, middle)
+        stops = min(n, _STOPS)
+        keys: dict[Key, None] = {}
+        for at in range(stops):
+            length = n // stops + (at < n % stops)
+            keys |= dict.fromkeys(self._from(first + (low - first) * at // max(1, stops - 1), length))
+        # Where runs met the same points, others of the first make up for it.
+        keys |= dict.fromkeys(self._from(first, n))
+        return list(keys)[:n]
+
+    def _from(self, place: int, n: int) -> list[Key]:
+        """The n ids from this place on."""
+        if place >= _UUIDS_BEGIN + 2**128:
+            return []
+        return self._scroll(place if place < _UUIDS_BEGIN else str(uuid.UUID(int=place - _UUIDS_BEGIN)), n)[0]
+
+    def _item(self, point: Any) -> Item:
+        payload = dict(point.payload or {})
+        texts = [str(text) for field in self.text_fields if (text := field_of(payload, field)) is not None]
+        id_ = field_of(payload, self._id_field) if self._id_field else _key(point.id)
+        if id_ is None:
+            held = ", ".join(map(repr, field_names(payload)))[:_FIELDS_SHOWN] or "none"
+            raise InputError(
+                f"Every point of {self.name} must have the field {self._id_field!r} that id_field= (?id= in a URL) "
+                f"names; {_key(point.id)!r} has {held}."
+            )
+        rest = {name: value for name, value in payload.items() if name not in (*self.text_fields, self._id_field)}
+        return Item(str(id_), " ".join(texts), rest)
 
 
 def _address(options: Mapping[str, Any]) -> str:
-    """Where a client was told to find its server, as the beginning of a name."""
-    if options.get("location") == _IN_MEMORY:
-        return f"qdrant://{_IN_MEMORY}"
-    if options.get("path") is not None:
-        return f"qdrant://{quote(Path(options['path']).absolute().as_posix())}"
-    port = options.get("port") or _PORT
+    """Where a client finds its server, as the beginning of a name; less is said where there could be a password."""
+    if options.get("location") == ":memory:" or options.get("path"):
+        return f"qdrant://{quote(options.get('path') or ':memory:', safe=':/')}"
+    host, port = options.get("host") or options.get("location") or "localhost", options.get("port") or _PORT
     secure = options.get("https") or (options.get("https") is None and options.get("api_key"))
-    default = f"http{'s' if secure else ''}://{options.get('host') or 'localhost'}:{port}"
+    place = options.get("url") or (host if "://" in host else f"http{'s' if secure else ''}://{host}:{port}")
     try:
-        parts = split(options.get("url") or options.get("location") or default, credentials=True)
+        parts = split(place)
     except InputError:
         return "qdrant://…"
-    scheme = "qdrant+https" if parts.scheme == "https" else "qdrant"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     prefix = parts.path.strip("/") or (options.get("prefix") or "").strip("/")
+    scheme = "qdrant+https" if parts.scheme == "https" else "qdrant"
     return f"{scheme}://{host}:{parts.port or port}{prefix and f'/{prefix}'}"
 
 
-def _in_words(error: Exception, exceptions: Any) -> str:
-    if isinstance(error, exceptions.UnexpectedResponse):
-        text = error.content.decode(errors="replace")
-        with suppress(ValueError, LookupError, TypeError):
-            text = str(json.loads(text)["status"]["error"])
-        return f"{error.status_code} {error.reason_phrase}: {' '.join(text.split())}"
-    if isinstance(error, exceptions.ResponseHandlingException):
-        # What pydantic says of an answer of another shape is long, and repeats the answer.
-        short = str(error.source).splitlines()[0] if str(error.source) else "no more is known"
-        return f"{type(error.source).__name__}: {short}"
-    if code := _grpc_code(error):
-        return f"{code}: {error.details()}"  # type: ignore[attr-defined]
-    return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+def _response_in_words(error: Any) -> str:
+    text = error.content.decode(errors="replace")
+    with suppress(ValueError, LookupError, TypeError):
+        text = str(json.loads(text)["status"]["error"])
+    return f"{error.status_code} {error.reason_phrase}: {' '.join(text.split())}."
 
 
-def _grpc_code(error: Exception) -> str:
-    code = getattr(error, "code", None)
-    return str(code().name) if callable(code) else ""
+def _found(points: Sequence[Any], length: float = 1.0) -> Found:
+    return Found([_key(point.id) for point in points], np.array([point.score for point in points]) * length)
+
+
+def _key(id_: Any) -> Key:
+    return id_ if isinstance(id_, int) else str(id_)
+
+
+def _place(key: Key) -> int:
+    """Where an id lies on the line by which Qdrant orders them: numbers, then UUIDs."""
+    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(key).int
