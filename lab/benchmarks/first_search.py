@@ -1,10 +1,12 @@
-"""What an index folder costs: time, memory and bytes of building, opening, searching first and again, and editing.
+"""What the first search of a process costs, and what an index folder costs besides: build, open, warm search, edit.
 
-    python lab/benchmarks/store_costs.py [--sizes 10000x300,100000x300,400000x300] [--place FOLDER]
+    python lab/benchmarks/first_search.py [--sizes 10000x300,100000x300,400000x300] [--place FOLDER]
 
-Scores come from a table of rank 16 and cost next to nothing; each measurement is a process of its own, whose peak
-memory is reported less that of a process that only imports adacur. Of each step the seconds on the clock and, in
-brackets, those of the processor, which other processes change less. An edit adds 100 items and removes 100.
+Scores come from a table of rank 16 and cost next to nothing. Each measurement is a process of its own, whose peak
+memory, mapped files included, is reported less that of a process that only imports adacur. Of each step the seconds on
+the clock and, in brackets, those of the processor, which other processes change less. The first search loads what it
+needs, libraries too; the warm one is the median of five. An edit adds 100 items and removes 100; "search again" is a
+process that opens what the edit left.
 """
 
 from __future__ import annotations
