@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +41,7 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
 
     `started`: as for `RunningSearch`.
     """
-    started = time.monotonic() if started is None else started
+    started = plan.purse.clock() if started is None else started
     queries = as_queries(queries)
     given_up = threading.Event()
 
@@ -107,13 +106,14 @@ async def asearch_iter(
 class RunningSearch:
     """The search of some queries, which move in groups that fit into memory, one after another.
 
-    `started` is the `time.monotonic()` at which the plan's deadline began to run: by default, now. `batch` are the
+    `started` is when the plan's deadline began to run, by its purse's clock: by default, now. `batch` are the
     searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank). `has_news`: a round
     has ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
-        self._started = time.monotonic() if started is None else started
+        self._clock = plan.purse.clock
+        self._started = self._clock() if started is None else started
         self._plan = plan
         self._k = k
         self._queries = everyone = as_queries(queries)
@@ -132,7 +132,7 @@ class RunningSearch:
 
     def _begin(self, queries: list[Query]) -> None:
         """Ask the first stage for the candidates of a group, and begin its searches."""
-        before = time.monotonic()
+        before = self._clock()
         # Later groups must find their share of the time.
         share = len(queries) / (len(queries) + sum(map(len, self._groups)))
         self._until = self._plan.purse.until(self._started, share=share)
@@ -141,7 +141,7 @@ class RunningSearch:
         if self._counts_pairs and self._place.by_position:
             for search in self.batch.searches:
                 search.expect(self.batch.items_at)
-        self._first_seconds = time.monotonic() - before
+        self._first_seconds = self._clock() - before
         self._positions: list[IntArray] = []
         # Of each query, the pairs of this round that its purse has looked at.
         self._paid: list[list[Pair]] = []
@@ -156,9 +156,9 @@ class RunningSearch:
         """Score the next pairs; False when the search has ended."""
         if not len(pairs := self._next_call()):
             return False
-        started = time.monotonic()
+        started = self._clock()
         scores = score_pairs(self._plan.scorer, pairs)
-        self._scored(scores, time.monotonic() - started)
+        self._scored(scores, self._clock() - started)
         return True
 
     async def astep(self) -> bool:
@@ -166,9 +166,9 @@ class RunningSearch:
         # Always in a thread: a round of a large collection takes many milliseconds.
         if not len(pairs := await asyncio.to_thread(self._next_call)):
             return False
-        started = time.monotonic()
+        started = self._clock()
         scores = await ascore(self._plan.scorer, pairs)
-        await asyncio.to_thread(self._scored, scores, time.monotonic() - started)
+        await asyncio.to_thread(self._scored, scores, self._clock() - started)
         return True
 
     def _next_call(self) -> Sequence[Pair]:
@@ -333,7 +333,7 @@ class RunningSearch:
     @property
     def seconds_left(self) -> float:
         """Seconds until this group's part of the deadline is over; infinite without one."""
-        return self._until - time.monotonic()
+        return self._until - self._clock()
 
     def next_pairs(self, n: int) -> Sequence[Pair]:
         """The next n pairs to score: by position, without their texts, where both scorer and items can."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,7 @@ class Limit:
 class Limits:
     """What each query of a search may spend, and the seconds that all have together.
 
-    `scorer` counts the tokens of pairs; None where only calls are limited.
+    `scorer` counts the tokens of pairs; None where only calls are limited. `clock` tells the time that deadlines mean.
     """
 
     calls: int
@@ -105,6 +105,7 @@ class Limits:
     tokens: int | None = None
     cost: Money | None = None
     price: Price | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @classmethod
     def of(cls, budget: Budget, scorer: Scorer | None) -> Limits:
@@ -143,8 +144,8 @@ class Limits:
         return Purse() if self.scorer is None else CountingPurse(self, self.scorer)
 
     def until(self, started: float, *, share: float = 1.0) -> float:
-        """The `time.monotonic()` at which this share of the time left is over; infinite without a deadline."""
-        now = time.monotonic()
+        """When, by the clock, this share of the time left is over; infinite without a deadline."""
+        now = self.clock()
         return math.inf if self.deadline is None else now + (started + self.deadline - now) * share
 
     def default_budget(self, query: Query, items: Items, n: int) -> tuple[int, int]:

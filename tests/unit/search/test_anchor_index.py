@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from adacur.errors import (
 from adacur.model import TopK
 from adacur.scorers import FunctionScorer, MatrixScorer, Metered
 from adacur.search import method_named, plan_search, search_options
+from adacur.search.rounds import search_iter
 
 
 @pytest.fixture
@@ -206,15 +208,18 @@ def test_scores_beyond_the_range_of_floats_do_not_end_the_search_early(world) ->
 
 
 def test_search_iter_with_a_deadline_yields_answers_only(world) -> None:
+    now = [0.0]
+
     def slow(pairs):
-        time.sleep(0.002 * len(pairs))
+        now[0] += 0.002 * len(pairs)
         return [float(len(text)) for _, text in pairs]
 
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
-    steps = list(index.search_iter(world.test[0], k=3, budget=Budget(100, deadline=0.2), first="noisy"))
-    calls = [step.trace.calls for step in steps]
+    plan = plan_search(index, 3, budget=Budget(100, deadline=0.1), first="noisy")
+    timed = replace(plan, purse=replace(plan.purse, clock=lambda: now[0]))
+    calls = [step.trace.calls for step in search_iter(timed, world.test[0], 3)]
     assert calls == sorted(set(calls))
-    assert calls[0] > 0
+    assert 0 < calls[0] <= calls[-1] < 100
 
 
 def test_numpy_s_integers_count(index, world) -> None:
