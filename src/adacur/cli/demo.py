@@ -55,7 +55,7 @@ def demo(
     say(
         f"\n{len(questions)} questions, and for each the exact best {_K} of {len(index):,} articles under "
         f"{index.scorer.card.name}, known from scoring them all on a GPU.\n"
-        "They are the first of a list that was written before any was searched. "
+        "Not hand-picked: they are the first of a list written before any was searched. "
         f"Now live on this CPU, {budget} scorer calls a question:\n"
     )
     race = Race({one["question"]: one["best"] for one in questions}, budget)
@@ -65,8 +65,8 @@ def demo(
             live.update(race.bars())
     say(f"\n{race.summary()}")
     say(
-        f"Paid beforehand: {len(index.anchor_queries)} anchor queries × {len(index):,} articles, on a GPU. No answer is "
-        "judged here: `adacur try` measures what a scorer's order is worth on your data.\n\n"
+        f"Paid beforehand: {len(index.anchor_queries)} anchor queries × {len(index):,} articles, on a GPU. "
+        "No answer is judged here: `adacur try` measures what a scorer's order is worth on your data.\n\n"
         "Next: `adacur try my-folder`, or a question of your own: `adacur demo --query '…'`."
     )
 
