@@ -25,7 +25,7 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles, search them, build a small index.
+demo: $(VENV)/demo.stamp ## Fetch the models and 10,033 articles; search 25 questions live, and count what is found.
 	$(BIN)/adacur demo
 
 serve: $(VENV)/demo.stamp ## The page and the API over the demo's articles, at http://127.0.0.1:8000.

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adacur import BM25, AnchorIndex, Item, Query
-from adacur.cli.demo import _show
-from adacur.cli.messages import output
-from tests.functional.commands import Ran, here
+from adacur.cli.demo import Race
+from adacur.data import wikivital
+from tests.functional.commands import here
 
 QUESTION = "who discovered penicillin?"
 
 
-def demo(*options: str, cwd: Path) -> Ran:
-    return here("demo", "--query", QUESTION, "--budget", "20", *options, cwd=cwd, width=120, PATH=os.defpath)
-
-
-def test_the_demo_shows_what_was_found_and_spent_beside_re_ranking(tmp_path: Path) -> None:
-    ran = demo("--no-build", cwd=tmp_path)
+def test_a_question_of_ones_own_is_answered_by_both_methods(tmp_path: Path) -> None:
+    ran = here("demo", "--query", QUESTION, "--budget", "20", cwd=tmp_path, width=120, PATH=os.defpath)
 
     assert ran.code == 0, ran.err
     assert "CC-BY-SA-4.0" in ran.err
-    assert "10,033 articles × 250 anchor queries" in ran.out
     lines = ran.out.splitlines()
     header = next(line for line in lines if "score" in line and "round" in line)
     # Two tables side by side: ours, and that of re-ranking at the same budget.
@@ -33,31 +30,49 @@ def test_the_demo_shows_what_was_found_and_spent_beside_re_ranking(tmp_path: Pat
     rows = lines[lines.index(header) + 2 :][:5]
     assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "5"]
     assert rows[0].count("Alexander Fleming") == 2
-    for method in ("adacur", "re-rank"):
+    for method in ("adacur  ", "re-ranking  "):
         (spent,) = (line for line in lines if line.startswith(method) and "scorer calls" in line)
         assert "20 scorer calls" in spent
-        assert all(f"{step} " in spent for step in ("first", "choose", "score"))
-        assert spent.count(" s") >= 3
-    assert "building a small index" not in ran.out
-    assert "build items.jsonl my.adacur`" in ran.out
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_table_names_the_first_stage_that_its_search_started_from(capsys: pytest.CaptureFixture[str]) -> None:
-    items = [Item(f"i{at}", f"item number {at}") for at in range(8)]
-    stages = {name: BM25.build(items) for name in ("words", "letters")}
+def test_each_shipped_question_names_ten_different_articles() -> None:
+    known = {item.id for item in wikivital()}
+    shipped = json.loads(files("adacur.data").joinpath("demo_questions.json").read_text(encoding="utf-8"))
+
+    assert len({one["question"] for one in shipped}) == 25
+    assert all(len({*one["best"]} & known) == 10 for one in shipped)
+
+
+@pytest.fixture
+def race() -> Race:
+    """Two questions over 40 items, of which the scorer likes the last best, and the first stage the first."""
+    texts = [f"{'word ' * (40 - at)}number{at}" for at in range(40)]
+    items = [Item(f"i{at}", text) for at, text in enumerate(texts)]
     index = AnchorIndex.from_arrays(
         items=items,
-        anchor_queries=[Query("a", "number 1"), Query("b", "number 2")],
-        scores=np.arange(16.0).reshape(2, 8),
-        scorer=lambda pairs: [float(len(text)) for _, text in pairs],
-        first=stages,
+        anchor_queries=[Query(str(at), f"anchor {at}") for at in range(6)],
+        scores=np.arange(40.0)[None] + np.arange(6.0)[:, None],
+        scorer=lambda pairs: [float(text.rpartition("number")[2]) for _, text in pairs],
+        first={"bm25": BM25.build(items)},
     )
-    searched = index.search("number 3", 2, budget=4, first="words")
-    reranked = index.search("number 3", 2, budget=4, first="letters", method="rerank")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output, "_width", 120)
-        _show("number 3", searched, reranked, budget=4)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "starting from words" in shown
-    assert "re-rank letters's best 4" in shown
+    race = Race({"word": ["i39", "i38", "i37"], "word word": ["i39", "i38", "i37"]}, budget=10)
+    for question in race.best:
+        race.run(question, index)
+    return race
+
+
+def test_a_race_counts_what_each_method_finds_and_spends(race: Race) -> None:
+    assert race.calls == {"first stages alone": 0, "re-ranking": 20, "adacur": 20}
+    assert race.found["first stages alone"] == race.found["re-ranking"] == 0
+    assert race.found["adacur"] == 6
+    assert race.bars().row_count == 3
+
+
+def test_re_ranking_needs_the_depth_at_which_as_many_are_listed(race: Race) -> None:
+    depths = sorted(race.depths)
+
+    assert race.calls_to_rerank(6) == depths[-1] * 2
+    assert race.calls_to_rerank(len(depths) + 1) is None
+    assert race.calls_to_rerank(0) is None
+    assert f"{depths[-1] * 2:,} calls" in race.summary()

@@ -53,7 +53,7 @@ DOCUMENTS = [ROOT / "README.md", *(page for page in PAGES if page.name != "cli.m
 # Run by `make test`; the others by `make examples`.
 FIRST_READ = [ROOT / "README.md", ROOT / "docs/quickstart.md", *sorted((ROOT / "docs/api").glob("*.md"))]
 # What takes longest comes first.
-DOCUMENTS.sort(key=lambda page: page.name not in ("tutorial.md", "train.md", "relevance.md"))
+DOCUMENTS.sort(key=lambda page: page.name not in ("train.md", "relevance.md"))
 EVERY_PAGE = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *PAGES,

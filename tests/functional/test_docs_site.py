@@ -245,7 +245,15 @@ def test_in_a_browser_pages_fit_a_phone_stay_at_home_and_can_be_searched(address
         page.on("request", lambda request: asked.append(request.url))
         page.on("response", lambda response: failed.append(response.url) if response.status >= 400 else None)
         page.on("pageerror", lambda error: failed.append(str(error)))
-        for name in ("index", "tutorial", "concepts", "paper", "cli", "api/indexes", "notebooks/look-inside-a-search"):
+        for name in (
+            "index",
+            "quickstart",
+            "concepts",
+            "paper",
+            "cli",
+            "api/indexes",
+            "notebooks/look-inside-a-search",
+        ):
             page.goto(f"{address}{name}.html")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
