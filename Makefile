@@ -110,7 +110,7 @@ dist: ## Build the wheel and the sdist into dist/, check them, and try the wheel
 	build/wheel/bin/python .ci/smoke.py
 
 lowest: ## The oldest allowed versions of the dependencies, and the tests of what uses them.
-	.ci/lowest onnx,serving,http,evaluation,report,ir-datasets,int8,qdrant,lancedb,postgres,mcp tests/unit tests/contracts
+	.ci/lowest onnx,serving,http,evaluation,ir-datasets,int8,qdrant,lancedb,postgres,mcp tests/unit tests/contracts
 	.ci/lowest all tests/unit/scorers tests/extras/hosts tests/extras/engines tests/extras/train tests/contracts
 
 clean: ## Remove the environment and caches.

@@ -6,7 +6,7 @@ Reads NAME/ of both folders for each collection: exact scores and embeddings (se
 `try` runs as it would on a user's folder, on anchor queries, with stored scores for a scorer and at most as many calls
 as a CPU makes in minutes. The truth is worked out by the same code with every item scored, on the test queries, which
 no trial has seen. "kept" says how much is lost by following the advice: recall of the scorer's best 10 at 100 calls,
-and nDCG@10. The saving of 20 and 60 anchor queries is measured on the whole collection by searching.
+and nDCG@10.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from recall_at_budget import numbers
 from rivals import SHARED
 
-from adacur import BM25, AnchorIndex, Dense, Item, Query
+from adacur import BM25, Dense, Item, Query
 from adacur.data import read_items, read_qrels, read_queries
 from adacur.first_stages import EncoderCard
-from adacur.replay import Trial, top_k_recall, try_collection
+from adacur.replay import Trial, try_collection
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
@@ -35,8 +35,6 @@ from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
 
 NAMES = ("scifact", "wikivital", "mondo")
-STEPS = (50, 70, 100, 140, 200, 300)
-N_ANCHORS = (20, 60)
 
 
 class LookedUp:
@@ -97,29 +95,7 @@ def truth_of(bed: Testbed, folder: Path, encoder: LookedUp) -> Measured:
     return measure(material, plan, scorer=scorer, first=first, seconds=math.inf)
 
 
-def saving_of(bed: Testbed, truth: Measured, first: str) -> dict[int, float]:
-    """By number of anchor queries: how many times the calls searches without them need for what they find."""
-    queries, scores = list(bed.test_queries)[:100], bed.exact_scores[:100]
-    scorer = MatrixScorer(bed.test_queries, bed.items, bed.exact_scores)
-    stages = {name: truth.index.first_stage(name).source for name in ("bm25", "dense")}
-    without = AnchorIndex.from_items(bed.items, scorer=scorer, first=stages)
-
-    def recall(one: AnchorIndex, calls: int, method: str) -> float:
-        hits = one.search(queries, 10, budget=calls, method=method, first=first)
-        return float(top_k_recall(hits, scores, k=10).mean())
-
-    free = [max(recall(without, step, method) for method in ("rerank", "gaussian")) for step in STEPS]
-    free = list(np.maximum.accumulate(free) + 1e-9 * np.arange(len(free)))
-    ratios = {}
-    for n in N_ANCHORS:
-        anchors: dict[str, Any] = {"anchor_queries": bed.anchor_queries[:n], "scores": bed.anchor_scores[:n]}
-        index = AnchorIndex.from_arrays(items=bed.items, scorer=scorer, first=stages, **anchors)
-        needed = [np.interp(recall(index, calls, "gaussian"), free, np.log(STEPS)) for calls in (50, 100)]
-        ratios[n] = float(np.exp(np.mean(needed) - np.mean(np.log((50, 100)))))
-    return ratios
-
-
-def compared(trial: Trial, truth: Advice, ratios: dict[int, float]) -> dict[str, Any]:
+def compared(trial: Trial, truth: Advice) -> dict[str, Any]:
     """One trial beside the truth, question by question."""
     whole = truth.measured
     said = {one.question: one for one in trial.answers}
@@ -133,26 +109,20 @@ def compared(trial: Trial, truth: Advice, ratios: dict[int, float]) -> dict[str,
     def quality(first: str, budget: int, fuse: float) -> float:
         return float(np.nanmean(whole.reranked(first, budget, fuse) if budget else whole.alone(first)))
 
-    saving = trial.figures["saving"]
     of_first = [row["recall"] for row in trial.figures["rerank"] if row["first"] == first]
     told = of_first[-1]
-    # Between the two numbers of anchor queries, by the logarithm.
-    ratio = float(np.interp(math.log(saving.n_anchors), np.log(N_ANCHORS), list(ratios.values()))) if saving else 0.0
     return {
         "queries": trial.n_queries,
         "calls": trial.calls,
         "first": first,
         "recall lost by first": max(recalls.values()) - recalls[first],
-        "recall": [*told, recalls[first]],
+        "recall": [told.value, told.low, told.high, recalls[first]],
         "budget": way["budget"],
         "nDCG lost by budget": quality(first, 100, fuse) - quality(first, budget, fuse),
         "fuse": fuse,
         "nDCG gained by fuse": quality(first, 100, fuse) - quality(first, 100, 0.0),
         "scorer": said["scorer"].choice,
         "method": way["method"],
-        "depth": said["depth"].choice if "depth" in said else None,
-        "ratio": saving and [saving.ratio, saving.low, saving.high, ratio],
-        "anchors": saving and saving.n_anchors,
         "nDCG": quality(first, budget, fuse),
         "nDCG lost by advice": float(np.nanmean(truth.quality(truth.way))) - quality(first, budget, fuse),
         "untuned": quality("bm25+dense", 100, 0.0),
@@ -177,9 +147,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as made:
             tried = write_folder(bed, bed.anchor_queries, Path(made) / "tried" / name)
             truth = Advice(truth_of(bed, write_folder(bed, bed.test_queries, Path(made) / "truth" / name), encoder))
-            ratios = saving_of(bed, truth.measured, truth.first)
-            whole = {one.question: one for one in truth.answers(anchors=False)}
-            print(f"\n{name}, the truth on {len(truth.measured.queries)} queries; saving {ratios}")
+            whole = {one.question: one for one in truth.answers()}
+            print(f"\n{name}, the truth on {len(truth.measured.queries)} queries")
             for one in whole.values():
                 print(f"  {one.question}: {one.words}")
             for calls in given.calls:
@@ -187,7 +156,7 @@ def main() -> None:
                     options: dict[str, Any] = {"scorer": scorer, "encoder": encoder, "calls": calls, "seed": seed}
                     options |= {"items": given.items, "kept": Path(made) / "kept", "progress": False}
                     trial = try_collection(tried, **options)
-                    row = compared(trial, truth, ratios)
+                    row = compared(trial, truth)
                     row |= {"collection": name, "limit": calls, "seed": seed, "items": given.items}
                     row |= {"true": {key: one.choice for key, one in whole.items()}}
                     row["true"]["method"] = truth.way.method
@@ -207,8 +176,6 @@ def report(rows: list[dict[str, Any]]) -> None:
         def count(holds: Any, some: list[dict[str, Any]] = some) -> str:
             return f"{sum(map(bool, map(holds, some)))}/{len(some)}"
 
-        ratios = [row for row in some if row["ratio"]]
-        off = [abs(math.log(row["ratio"][0] / row["ratio"][3])) for row in ratios]
         print(f"\nat most {limit:,} calls, {n} trials of {np.mean([row['queries'] for row in some]):.0f} queries")
         print("first stage within .01 of the best recall:", count(lambda row: row["recall lost by first"] <= 0.01))
         print("  worst:", round(max(row["recall lost by first"] for row in some), 3))
@@ -222,14 +189,6 @@ def report(rows: list[dict[str, Any]]) -> None:
         print("  mean:", round(float(np.mean([row["nDCG gained by fuse"] for row in some])), 4))
         print("scorer, same verdict:", count(lambda row: row["scorer"] == row["true"].get("scorer")))
         print("method, same:", count(lambda row: row["method"] == row["true"].get("method")))
-        print("depth, same verdict:", count(lambda row: row["depth"] == row["true"].get("depth")))
-        print("  unclear:", count(lambda row: row["depth"] == "unclear"))
-        print(
-            "saving of anchors, truth in the interval:",
-            count(lambda row: row["ratio"][1] <= row["ratio"][3] <= row["ratio"][2], ratios),
-            "median factor off:",
-            round(float(np.exp(np.median(off))), 2),
-        )
         print(
             "advice loses at most .01 of nDCG@10 against the true one:",
             count(lambda row: row["nDCG lost by advice"] <= 0.01),

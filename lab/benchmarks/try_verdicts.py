@@ -40,8 +40,8 @@ from adacur.data import read_items, read_queries
 from adacur.replay import TrialSizes
 from adacur.replay.advice import Advice, Way
 from adacur.replay.material import read_material
+from adacur.replay.means import bootstrap_interval
 from adacur.replay.measuring import Measured, measure
-from adacur.replay.runs import bootstrap_interval
 from adacur.replay.trial_sizes import plan_trial
 from adacur.scorers import MatrixScorer
 
@@ -203,7 +203,7 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
                 "collection": bed.name,
                 "calls": calls,
                 "seed": seed,
-                "queries": [len(measured.queries), len(measured.more)],
+                "queries": [len(measured.queries), len(measured.asked) - len(measured.queries)],
                 "choice": advice.choice,
                 "way": advice.way._asdict(),
                 "told": advice.gain(advice.way),

@@ -162,7 +162,7 @@ def test_seeds_in_another_order_make_no_difference() -> None:
         )[0]
 
     found = paired_difference(seeds([0.1, 0.2, 0.3]), seeds([0.3, 0.2, 0.1]), "recall@10")
-    assert (found.difference, found.low, found.high) == (0, 0, 0)
+    assert (found.value, found.low, found.high) == (0, 0, 0)
 
 
 def test_a_method_without_an_index_stands_in_every_panel() -> None:

@@ -25,7 +25,6 @@ import numpy as np
 from adacur import AnchorIndex, Dense, Item, Query
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.extras.train import (
-    TeacherScores,
     TowerOptions,
     TrainingSettings,
     distill,
@@ -169,12 +168,10 @@ class Work:
         index = AnchorIndex.from_arrays(
             items=scored.items, anchor_queries=scored.anchor_queries, scores=scored.anchor_scores
         )
-        teacher = TeacherScores.from_index(index, top=100)
         for name, base in (("de-ce-bert", self.asked.dual_base), ("de-ce-base", self.out / "de-base")):
             settings = TrainingSettings(epochs=10, learning_rate=5e-5, batch_queries=8, patience=None)
             trained = distill(
-                teacher,
-                self.items,
+                index,
                 self.out / name,
                 base=base,
                 settings=settings,

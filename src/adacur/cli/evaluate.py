@@ -11,16 +11,14 @@ import typer
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows, say
+from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows
 from adacur.units import duration_range, pace
 
 if TYPE_CHECKING:
-    from adacur.replay import Evaluation, Searchability, Start
-    from adacur.replay.comparison import Mean
+    from adacur.replay import Evaluation, Row, Start
 
 # Estimates are not more certain than this.
 _TOO_LONG = 1.5
-_PHANTOMS, _LETTERS = 5, 110
 
 
 def evaluate(
@@ -44,13 +42,12 @@ def evaluate(
     seed: opt.Seed = 0,
     cache: opt.CacheFile = None,
     output: Annotated[Path | None, Option("-o", "--output", help="Folder for scores; default: FOLDER-results.")] = None,
-    report: Annotated[Path | None, Option(metavar="PAGE", help="Also write this HTML page.")] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
 
-    Where queries are judged, also whether the scorer can be searched: quality by depth, phantom hits, and what to do.
-    An interrupted evaluation continues with the same command.
+    It ends with a verdict: whether the scorer is worth any call, an index its price, and more depth its calls. An
+    interrupted evaluation continues with the same command.
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
     """
@@ -80,13 +77,9 @@ def evaluate(
         print_json(_as_json(done))
     elif done.runs:
         _show(done, firsts=opt.comma_separated(first))
-        if done.searchability is not None:
-            _show_searchability(done.searchability)
         note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}.")
     for settings, error in done.failed:
         failed(f"{', '.join(f'{name} {value}' for name, value in settings.items())}: {explained(error)}")
-    if report is not None and done.runs:
-        note(f"The report is {evaluation.write_report(done.runs, report, searchability=done.searchability)}.")
     if done.failed:
         raise typer.Exit(1)
 
@@ -122,7 +115,7 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
         [
             [row.name]
             + ["" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.paid)]
-            + [_short(row.means.get(name, "")) for name in measures]
+            + [_cell(row, name) for name in measures]
             for row in rows
         ],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
@@ -131,7 +124,8 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
     note(
         f"Means over {rows[0].n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
-        f"paid: scorer calls before the first search.{ordered}"
+        f"paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than "
+        "re-ranking with as many calls, query by query."
     )
     if said := verdict(done.runs):
         note(said)
@@ -143,54 +137,31 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
         note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
 
 
-def _show_searchability(found: Searchability) -> None:
-    for curve in found.curves:
-        print_rows(
-            (f"{curve.first}, the best", "nDCG@10", "MRR@10", f"nDCG@10 against {curve.kept}"),
-            [
-                [depth.name, _short(depth.ndcg), _short(depth.mrr), "" if depth.change is None else str(depth.change)]
-                for depth in curve.depths
-            ],
-            title=f"Can the scorer be searched? Its order of {curve.first}'s best, of {found.n_items:,} items",
-        )
-        note(f"Verdict, starting from {curve.first}: {curve.verdict}")
-        for line in curve.commands:
-            note(f"  {line}")
-    if found.left_out:
-        note(f"{counted(found.left_out, 'judged query', 'judged queries')} cannot tell, and were left out.")
-    note(found.summary())
-    for phantom in found.phantoms[:_PHANTOMS]:
-        say(f"{_cut(phantom.query.text)}")
-        say(f"  {phantom.score:7.2f}  {_cut(phantom.item.text)} ({phantom.where()})")
-        say(f"  {phantom.expected_score:7.2f}  {_cut(phantom.expected.text)} (judged relevant)")
-    if len(found.phantoms) > _PHANTOMS:
-        note(f"The worst {_PHANTOMS} are listed; --report and --json have {len(found.phantoms)}.")
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LETTERS else f"{text[:_LETTERS]} …"
-
-
-def _short(mean: Mean | str) -> str:
+def _cell(row: Row, measure: str) -> str:
     """Without leading zeros a row fits a terminal of 88 columns."""
-    return str(mean).replace("0.", ".").replace("1.00", "1.0")
+    from adacur.replay.means import FEWEST_QUERIES
 
-
-def _facts(mean: Mean) -> dict[str, float]:
-    return {"mean": mean.mean, "low": mean.low, "high": mean.high, "queries": mean.n}
+    if measure not in row.means:
+        return ""
+    change = row.differences.get(measure)
+    is_told = change is not None and change.n >= FEWEST_QUERIES
+    mark = " " if change is None or not is_told else "▲" if change.low > 0 else "▼" if change.high < 0 else " "
+    return str(row.means[measure]).replace("0.", ".").replace("1.00", "1.0") + mark
 
 
 def _as_json(done: Evaluation) -> dict[str, Any]:
     from adacur.replay import compare
+    from adacur.replay.comparison import ALONE, RERANK, verdict
 
-    rows = zip(done.runs, done.files, compare(done.runs), strict=True)
+    # Rows are by budget, as runs are made.
+    rows = zip(done.runs, done.files, *(compare(done.runs, rival=rival) for rival in (RERANK, ALONE)), strict=True)
     return {
         "runs": [
             {"collection": run.collection, "method": run.method, "settings": run.settings, "paid": row.paid}
-            | {"measures": {name: _facts(mean) for name, mean in row.means.items()}, "file": str(file)}
-            for run, file, row in rows
+            | {"measures": row.means, "file": str(file)}
+            | {"differences": {RERANK: row.differences, ALONE: other.differences}}
+            for run, file, row, other in rows
         ],
-        "searchability": done.searchability,
+        "verdict": verdict(done.runs),
         "failed": [{"settings": settings, "error": explained(error)} for settings, error in done.failed],
     }

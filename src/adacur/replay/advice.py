@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,45 +13,37 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.data import names
+from adacur.data.cache_folder import cache_folder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import ScorerCard
-from adacur.replay.comparison import FEWEST_QUERIES, JUDGED
-from adacur.replay.depths import typed_source
+from adacur.replay.comparison import JUDGED
 from adacur.replay.judged_tuning import is_gain
+from adacur.replay.means import FEWEST_QUERIES, MATTERS, mean_of
 from adacur.replay.measures import can_judge
-from adacur.replay.measuring import Measured, Saving, saving
+from adacur.replay.measuring import Measured
 from adacur.replay.replayed_settings import best_stage, gains
-from adacur.replay.runs import bootstrap_interval
 from adacur.scorers.consent import why_consent
 from adacur.search.snapshot import weight_beside
+from adacur.search.tuned import Mean
 
-# A smaller gain of nDCG@10 is not worth calls.
-_MATTERS = 0.01
 # Signs drawn at random, and the share of them that may do as well as those that are seen.
 _FLIPS, _CHANCE = 4000, 0.01
-# A gain of all items over the deepest re-ranking must not be overlooked if it may be larger than this.
-_OVERLOOKED = 0.05
-# Anchor queries that make searches cheaper by less than this factor are not worth their price.
-_SAVES_LITTLE = 1.02
 _TRAIN = ("qrels/train.tsv", "qrels.train.tsv")
 _DEFAULT_SCORER, _DEFAULT_ENCODER = "ms-marco-MiniLM-L-12-v2", "bge-small-en-v1.5"
-
-Interval = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to one question: `choice` is what to do, `words` say why.
 
-    `mean`, `low` and `high` are the figure that decides and its 95 % interval, None where nothing was measured.
+    `mean` is the figure that decides, with its interval; None where nothing was measured.
     """
 
     question: str
     choice: Any
     words: str
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
+    mean: Mean | None = None
 
 
 class Way(NamedTuple):
@@ -72,21 +63,13 @@ class Advice:
         self.plan = measured.plan
         self.is_judged = measured.is_judged
 
-    def answers(self, *, anchors: bool = True) -> Iterator[Answer]:
-        """In the order in which one would ask; `anchors=False` leaves out the anchor index, which takes searches.
-
-        Where no call is worth it, nothing is said of how to spend calls.
-        """
+    def answers(self) -> Iterator[Answer]:
+        """In the order in which one would ask. Where no call is worth it, nothing is said of how to spend calls."""
         yield self._scorer()
         yield self._first()
-        if not self.way.budget:
-            return
-        yield self._budget()
-        yield self._method()
-        if anchors:
-            yield self._anchors()
-        if self.is_judged:
-            yield self._depth()
+        if self.way.budget:
+            yield self._budget()
+            yield self._method()
 
     @cached_property
     def alone(self) -> Way:
@@ -134,9 +117,9 @@ class Advice:
             best = search
         return best
 
-    def gain(self, way: Way, over: Way | None = None) -> Interval:
+    def gain(self, way: Way, over: Way | None = None) -> Mean:
         """What a way gains in judged quality over no call, or over another way."""
-        return _interval(self.quality(way) - self.quality(over or self.alone))
+        return mean_of(self.quality(way) - self.quality(over or self.alone))
 
     def _is_proved(self, way: Way) -> bool:
         """Whether a gain over no call is certain: the signs of its differences by query are not those of chance.
@@ -146,7 +129,7 @@ class Advice:
         gain = _judged(self.quality(way) - self.quality(self.alone))
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(_FLIPS, len(gain)))
         by_chance = np.count_nonzero((signs * gain).mean(axis=1) >= gain.mean() - 1e-9)
-        return bool(gain.mean() >= _MATTERS and (1 + by_chance) / (1 + _FLIPS) <= _CHANCE)
+        return bool(gain.mean() >= MATTERS and (1 + by_chance) / (1 + _FLIPS) <= _CHANCE)
 
     def _is_visible(self, way: Way, over: Way) -> bool:
         return is_gain(_judged(self.quality(way) - self.quality(over)))
@@ -167,22 +150,6 @@ class Advice:
         """Whether a search finds visibly more than re-ranking at equal calls."""
         return bool(self.measured.searched) and gains(self.search_gains[0])
 
-    @cached_property
-    def deeper(self) -> Interval:
-        """What judged quality in the scorer's own order gains from the deepest re-ranking to all items."""
-        deepest = Way(self.first, self.plan.budget, "rerank")
-        return _interval(self.measured.everything() - self.quality(deepest))
-
-    @property
-    def depth_gains_nothing(self) -> bool:
-        """Whether the judges see no gain at greater depth."""
-        return self.is_judged and self.deeper[1] <= 0 and self.deeper[2] <= _OVERLOOKED
-
-    @cached_property
-    def saving(self) -> Saving | None:
-        """What anchor queries save."""
-        return saving(self.measured, self.first)
-
     def recalls(self, first: str, budget: int) -> FloatArray:
         """Estimated recall of re-ranking."""
         return self.measured.recalls(self.measured.scored_by(first, budget))
@@ -194,11 +161,6 @@ class Advice:
         if way.method == "gaussian":
             return self.measured.found(way.fuse)
         return self.measured.reranked(way.first, way.budget, way.fuse)
-
-    def questions_to_break_even(self, ratio: float) -> float:
-        """The number of questions from which anchor queries pay off; infinite where they save nothing."""
-        saved = (ratio - 1) * self.plan.whole(self.way.budget)
-        return self.saving.n_anchors * self.plan.n_items / saved if self.saving and saved > 0 else math.inf
 
     def _why_unjudged(self) -> str:
         qrels = self.measured.material.qrels
@@ -227,18 +189,18 @@ class Advice:
             choice = "search" if way.method == "gaussian" else "blend" if way.fuse else "rerank"
             words, rival = f"{_ADVISED[choice]} {self._beside(way)}", own if way.fuse else blended
         else:
-            way, rival = sorted((blended, own), key=lambda one: -self.gain(one)[0])
-            choice = "no" if self.gain(way)[2] < 2 * _MATTERS else "unproven"
+            way, rival = sorted((blended, own), key=lambda one: -self.gain(one).value)
+            choice = "no" if self.gain(way).high < 2 * MATTERS else "unproven"
             words = f"{_ADVISED[choice]} {self._beside(way)}"
-        words += f" {_sentence(self._as_said(rival))}: {_change(self.gain(rival))}."
-        return Answer("scorer", choice, words, *self.gain(way))
+        words += f" {_sentence(self._as_said(rival))}: {self.gain(rival).change()}."
+        return Answer("scorer", choice, words, self.gain(way))
 
     def _beside(self, way: Way) -> str:
         """A way beside no call at all, in figures of the same queries."""
         n, quality, plain = self.figures(way)
         return (
             f"{JUDGED} {plain:.3f} by {self.alone.first} alone, 0 calls; {quality:.3f} by {self._as_said(way)}: "
-            f"{_change(self.gain(way))} on {n} judged queries."
+            f"{self.gain(way).change()} on {n} judged queries."
         )
 
     def figures(self, way: Way) -> tuple[int, float, float]:
@@ -259,14 +221,15 @@ class Advice:
         if not self.way.budget:
             return Answer("first stage", self.alone.first, f"{self.alone.first}.{without}")
         first, largest = self.way.first, self.plan.budget
-        recalls = {name: _interval(self.recalls(name, largest)) for name in self.measured.stages}
-        mean, low, high = recalls[first]
-        others = ", ".join(f"{name} {of[0]:.2f}" for name, of in recalls.items() if name != first)
+        recalls = {name: mean_of(self.recalls(name, largest)) for name in self.measured.stages}
+        found = recalls[first]
+        others = ", ".join(f"{name} {of.value:.2f}" for name, of in recalls.items() if name != first)
+        more = f"; {others}" if others else ""
         words = (
-            f"{first}: its best {self.plan.whole(largest)} have {mean:.2f} ({low:.2f} to {high:.2f}) of "
-            f"the scorer's best {self.plan.whole(self.plan.k)}{f'; {others}' if others else ''}.{without}"
+            f"{first}: its best {self.plan.whole(largest)} have {found.value:.2f} ({found.low:.2f} to "
+            f"{found.high:.2f}) of the scorer's best {self.plan.whole(self.plan.k)}{more}.{without}"
         )
-        return Answer("first stage", first, words, mean, low, high)
+        return Answer("first stage", first, words, found)
 
     def _budget(self) -> Answer:
         steps, way = self.measured.budgets(), self.way
@@ -282,56 +245,23 @@ class Advice:
             figures = f"{JUDGED} {_row(qualities, '.3f')}; {figures}"
             lost = self.gain(way, ways[-1])
             if way.budget < self.plan.budget:
-                words += f": the judges see no loss against {self.plan.whole(self.plan.budget)}, {_change(lost)}"
+                words += f": the judges see no loss against {self.plan.whole(self.plan.budget)}, {lost.change()}"
         words += f". Re-ranking {_row([self.plan.whole(n) for n in steps], 'd')}: {figures}."
-        return Answer("budget", spend, words, *(lost or ()))
+        return Answer("budget", spend, words, lost)
 
     def _method(self) -> Answer:
         if not self.measured.searched:
             words = "Re-ranking: without dense vectors or anchor queries there is nothing to predict from."
             return Answer("method", "rerank", words)
         recall, quality = self.search_gains
-        more = _interval(recall)
-        by_judges = "" if quality is None else f", {JUDGED} {_change(_interval(quality))}"
+        more = mean_of(recall)
+        by_judges = "" if quality is None else f", {JUDGED} {mean_of(quality).change()}"
         name = "Searching (predict, score, predict)" if self.way.method == "gaussian" else "Re-ranking"
         words = (
             f"{name}: at {self.plan.whole(self.plan.budget)} calls and without anchor queries, searching changes "
-            f"recall by {_change(more)}{by_judges}."
+            f"recall by {more.change()}{by_judges}."
         )
-        return Answer("method", self.way.method, words, *more)
-
-    def _anchors(self) -> Answer:
-        if (saved := self.saving) is None:
-            return Answer("anchor index", "unknown", "Too few queries or items were scored to tell; give more minutes.")
-        price = saved.n_anchors * self.plan.n_items
-        spend = self.plan.whole(self.way.budget)
-        found = (
-            f"{saved.n_anchors} anchor queries × {self.plan.n_items:,} items = {price:,} calls; {spend} calls with "
-            f"them find what {_rounded(saved.ratio * spend)} ({_rounded(saved.low * spend)} to "
-            f"{_rounded(saved.high * spend)}) find without"
-        )
-        at, early, late = map(self.questions_to_break_even, (saved.ratio, saved.high, saved.low))
-        if saved.high <= _SAVES_LITTLE:
-            return Answer("anchor index", "no", f"No: {found}.", at, early, late)
-        until = "never" if math.isinf(late) else f"{_rounded(late):,}"
-        by_recall = (
-            f"{found}. That pays from about {_rounded(at):,} questions on ({_rounded(early):,} to {until})"
-            if math.isfinite(at)
-            else f"{found}: they may never pay, or from {_rounded(early):,} questions on: too few queries to tell"
-        )
-        choice, verdict = "by number of questions", ""
-        if self.depth_gains_nothing:
-            choice, verdict = "no", "Not by the judges, who see no gain at greater depth. By recall: "
-        return Answer("anchor index", choice, f"{verdict}{by_recall}.", at, early, late)
-
-    def _depth(self) -> Answer:
-        mean, low, _ = self.deeper
-        choice = "deeper" if low > 0 and mean >= _MATTERS else "no deeper" if self.depth_gains_nothing else "unclear"
-        words = (
-            f"{_DEPTHS[choice]} From the best {self.plan.whole(self.plan.budget)} to all items {JUDGED} in the "
-            f"scorer's own order changes by {_change(self.deeper)}."
-        )
-        return Answer("depth", choice, words, *self.deeper)
+        return Answer("method", self.way.method, words, more)
 
 
 _ADVISED = {
@@ -340,11 +270,6 @@ _ADVISED = {
     "search": "Worth its calls, and searching finds more than re-ranking.",
     "no": "Use none here: its calls gain nothing that matters.",
     "unproven": "Use none here: too few judged queries to prove that its calls gain anything.",
-}
-_DEPTHS = {
-    "deeper": "A deeper search pays.",
-    "no deeper": "No gain from going deeper.",
-    "unclear": "Too few judged queries to tell.",
 }
 
 
@@ -363,30 +288,29 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     flags += f" --encoder {encoded}" if encoded and encoded != _DEFAULT_ENCODER else ""
     # An index alone is not trusted to name a function or a service.
     named = "" if card.source and why_consent(card.source, folder=None) is None else f" --scorer {typed}"
-
-    def index(options: str) -> str:
-        """The folder of an index: other builds have other names, and the same one goes on."""
-        digest = hashlib.blake2b(f"{material.source.resolve()}{options}".encode(), digest_size=3).hexdigest()
-        return quote(f"{material.name.partition('.')[0]}-{digest}.adacur")
-
     how = f"--method first --first {way.first}"
     if way.budget:
         flags += f" --fuse {way.fuse:g}"
         how = f"--budget {plan.whole(way.budget)} --method {way.method} --first {way.first} --fuse {way.fuse:g}{named}"
-    free = index(f" -n 0{flags}")
-    lines = [f"adacur build {source} {free} -n 0{flags}", f"adacur search {free} 'your question' {how}"]
-    saved = advice.saving if way.budget else None
-    if saved is not None and saved.high > _SAVES_LITTLE and not advice.depth_gains_nothing:
-        queries = f" --anchors {quote(str(material.queries_file))}" if material.queries_file else ""
-        options = f"{queries} -n {saved.n_anchors}{flags}"
-        lines.append(f"adacur build {source} {index(options)}{options} --dry-run")
+    name = material.name.partition(".")[0]
+    # Other builds have other names, and the same one goes on.
+    digest = hashlib.blake2b(f"{material.source.resolve()}{flags}".encode(), digest_size=3).hexdigest()
+    index = quote(f"{name}-{digest}.adacur")
+    lines = [f"adacur build {source} {index} -n 0{flags}", f"adacur search {index} 'your question' {how}"]
     choice = advice.choice
     if choice == "unproven" and plan.n_judged < material.n_judged:
         lines.append(f"adacur try {quote(str(folder))}{fields}{scorer}{cut} --minutes 30")
     if choice == "no" and any((folder / file).is_file() for file in _TRAIN):
-        model = quote(f"{material.name.partition('.')[0]}-reranker")
-        lines.append(f"adacur train cross-encoder {source} {model} --first {parts[0]} --turns 2")
+        lines.append(f"adacur train cross-encoder {source} {quote(f'{name}-reranker')} --first {parts[0]} --turns 2")
     return tuple(lines)
+
+
+def typed_source(source: str | None) -> str:
+    """How a user would name a model: by its name in the catalogue, where it was fetched from there."""
+    if source and Path(source).is_relative_to(cache_folder()):
+        name = next(iter(Path(source).relative_to(cache_folder()).parts), "")
+        source = name if name in names() else source
+    return quote(source) if source else ""
 
 
 def _sentence(words: str) -> str:
@@ -398,25 +322,8 @@ def _judged(values: FloatArray) -> FloatArray:
     return values[~np.isnan(values)]
 
 
-def _interval(values: FloatArray) -> tuple[float, float, float]:
-    """The mean of the judged queries and its 95 % interval."""
-    judged = np.round(_judged(values), 9)
-    return float(judged.mean()), *bootstrap_interval(judged)
-
-
-def _change(change: tuple[float, float, float]) -> str:
-    mean, low, high = change
-    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
-
-
 def _row(values: list[Any], form: str) -> str:
     return " / ".join(format(value, form) for value in values)
-
-
-def _rounded(value: float) -> int:
-    """To two digits: nothing here is known better."""
-    digits = max(0, math.floor(math.log10(max(1.0, value))) - 1)
-    return int(round(value / 10**digits) * 10**digits)
 
 
 def table(advice: Advice) -> Mapping[str, Any]:
@@ -426,15 +333,13 @@ def table(advice: Advice) -> Mapping[str, Any]:
     for name in measured.stages:
         for budget in measured.budgets():
             row: dict[str, Any] = {"first": name, "budget": plan.whole(budget)}
-            row["recall"] = _interval(advice.recalls(name, budget))
+            row["recall"] = mean_of(advice.recalls(name, budget))
             if advice.is_judged:
-                row[JUDGED] = _interval(measured.reranked(name, budget))
-                row[f"{JUDGED} fused"] = _interval(measured.reranked(name, budget, weight_beside(name)))
+                row[JUDGED] = mean_of(measured.reranked(name, budget))
+                row[f"{JUDGED} fused"] = mean_of(measured.reranked(name, budget, weight_beside(name)))
             rows.append(row)
-    alone = {name: _interval(measured.alone(name)) for name in measured.stages} if advice.is_judged else {}
-    saved = advice.saving if advice.way.budget else None
+    alone = {name: mean_of(measured.alone(name)) for name in measured.stages} if advice.is_judged else {}
     way: dict[str, Any] = advice.way._asdict() | {"budget": plan.whole(advice.way.budget)}
     if advice.is_judged:
         way |= zip(("queries", JUDGED, f"{JUDGED} without calls"), advice.figures(advice.way), strict=True)
-    deeper = advice.deeper if advice.is_judged else None
-    return {"rerank": rows, "alone": alone, "way": way, "saving": saved, "deeper": deeper}
+    return {"rerank": rows, "alone": alone, "way": way}

@@ -23,8 +23,7 @@ from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import FirstStage, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query
-from adacur.replay.comparison import ALONE, JUDGED
-from adacur.replay.depths import measure_depths, plan_depths
+from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER
 from adacur.replay.judged_collection import (
     Split,
     choose_sizes,
@@ -37,7 +36,6 @@ from adacur.replay.judged_collection import (
 )
 from adacur.replay.measures import can_judge, exact_scores, judged_quality, top_k_recall
 from adacur.replay.runs import Run
-from adacur.replay.searchability import Searchability
 from adacur.requirements import install_command
 from adacur.scorers import Cached, MatrixScorer
 from adacur.scorers import scorer as open_scorer
@@ -73,15 +71,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The runs, the files that hold them, and which failed: settings and the error.
-
-    `searchability` is None where no test query is judged, ir_measures is missing, or no first stage could be used.
-    """
+    """The runs, the files that hold them, and which failed: settings and the error."""
 
     runs: tuple[Run, ...]
     files: tuple[Path, ...]
     failed: tuple[tuple[Mapping[str, Any], Exception], ...] = ()
-    searchability: Searchability | None = None
 
 
 def evaluate(
@@ -104,8 +98,6 @@ def evaluate(
     on_start: Callable[[Start], None] | None = None,
 ) -> Evaluation:
     """Compare search methods on a BEIR folder, by recall of the scorer's own top k and by judgements.
-
-    Where test queries are judged, it also tells whether the scorer can be searched: `adacur.replay.searchability`.
 
     - scorer: a scorer, or what `adacur.scorer` opens.
     - output: the folder for scores and runs; the same call goes on with the scores that are there.
@@ -137,7 +129,7 @@ def evaluate(
     output = Path(output)
     given = {"anchors": anchors, "queries": queries, "items": items}
     sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=uncached(scorer), minutes=minutes, **given)
-    whole = collection
+    n_all = len(collection.items)
     collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
     n_anchors = sizes.anchors if any("anchors" in METHODS[name].needs for name in methods) else 0
     queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
@@ -145,11 +137,9 @@ def evaluate(
     if min(ks) < 1 or max(ks) > len(collection.items):
         raise InputError(f"k must be from 1 to the number of items, {len(collection.items):,}; got {list(ks)}.")
     scores = output / "scores" / f"{collection.name}-{digest_of(collection.items)}-{_card_digest(scorer)}"
-    n_queries = len(queries_of.test) + len(queries_of.anchors)
-    depths = plan_depths(whole, collection, queries_of.test, first, calls=n_queries * len(collection.items))
     if on_start is not None:
-        notes = _notes(collection, queries_of.test, budgets, len(whole.items))
-        on_start(_start(collection, queries_of, scorer, scores, [*notes, *filter(None, [depths.note])]))
+        notes = _notes(collection, queries_of.test, budgets, n_all)
+        on_start(_start(collection, queries_of, scorer, scores, notes))
     output.mkdir(parents=True, exist_ok=True)
     # An interrupted evaluation goes on with the same queries.
     (output / "sizes.json").write_text(json.dumps(asdict(sizes)) + "\n", encoding="utf-8")
@@ -173,21 +163,7 @@ def evaluate(
             files.append(file)
         except Exception as error:
             failed.append((settings, error))
-    searchable = None
-    if depths.first:
-        try:
-            if not depths.all_items:
-                stages = kept_first_stages(
-                    whole.items, depths.first, encoder=None, folder=output / "first", progress=progress
-                )
-            places = {"folder": Path(folder), "output": output}
-            source = encoder and encoder.card.source
-            searchable = measure_depths(
-                depths, known=look_up, scorer=scorer, first=stages, encoder=source, progress=progress, **places
-            )
-        except Exception as error:
-            failed.append(({"report": "searchability"}, error))
-    return Evaluation(tuple(runs), tuple(files), tuple(failed), searchable)
+    return Evaluation(tuple(runs), tuple(files), tuple(failed))
 
 
 def _run(
@@ -220,6 +196,8 @@ def _run(
     if judged and can_judge():
         ordered = index.search(test, depth, **options | {"fuse": fused}) if fused else hits
         measures |= judged_quality(ordered, judged, measures=[JUDGED])
+        own = judged_quality(hits, judged, measures=[JUDGED])[JUDGED] if fused else measures[JUDGED]
+        measures |= {} if method == ALONE else {OWN_ORDER: own}
     measures["calls"] = np.array([float(one.trace.calls) for one in hits])
     measures["index_calls"] = np.full(len(hits), float(paid * len(collection.items)))
     rounds = max(len(one.trace.rounds) for one in hits)

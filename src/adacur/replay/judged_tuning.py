@@ -16,16 +16,16 @@ from adacur.model.acquire import best_positions
 from adacur.protocols import Scorer
 from adacur.records import Pair, Query
 from adacur.replay.held_out import check_anchors, check_exact, method_of, replay
+from adacur.replay.means import mean_of
 from adacur.replay.measures import judged_quality
 from adacur.replay.replayed_settings import best_stage, gains, stages_of
-from adacur.replay.runs import bootstrap_interval
 from adacur.results import Hits
 from adacur.scores import score_pairs
 from adacur.search import AnchorIndex, Rerank
 from adacur.search.finish import LISTED, fused, listed_by
 from adacur.search.methods import Method
 from adacur.search.planning import SearchOptions
-from adacur.search.tuned import GaussianSettings, Judged, Mean, default_settings
+from adacur.search.tuned import GaussianSettings, Judged, default_settings
 from adacur.seeds import item_keys, stream_key, uniform
 
 FEWEST_JUDGED = 20
@@ -254,13 +254,13 @@ def measured(searches: JudgedSearches, chosen: Choice, settings: GaussianSetting
         largest=searches.largest,
         fuse=chosen.fuse,
         pool=chosen.pool,
-        chosen=_mean(unseen),
-        plain=_mean(plain),
-        gain=_mean(unseen - plain),
-        rerank=_mean(searches.quality(chosen._replace(pool=None), None)),
-        alone=_mean(alone),
+        chosen=mean_of(unseen),
+        plain=mean_of(plain),
+        gain=mean_of(unseen - plain),
+        rerank=mean_of(searches.quality(chosen._replace(pool=None), None)),
+        alone=mean_of(alone),
         calls=searches.calls,
-        worth=_mean(unseen - alone),
+        worth=mean_of(unseen - alone),
         alone_first=joined,
     )
 
@@ -311,10 +311,6 @@ def loses_nothing(differences: FloatArray) -> bool:
     """Whether fewer calls lose no more judged quality than the noise."""
     noise = float(differences.std(ddof=1)) / len(differences) ** 0.5
     return bool(differences.mean() >= -min(_MOST_LOST, max(noise, _LEAST_GAIN)))
-
-
-def _mean(values: FloatArray) -> Mean:
-    return Mean(float(values.mean()), *bootstrap_interval(values))
 
 
 class _Remembered:

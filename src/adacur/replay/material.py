@@ -14,7 +14,7 @@ from adacur.data.files import FORMATS
 from adacur.errors import FileFormatError, InputError
 from adacur.records import Item, ItemList, Query
 from adacur.replay.judged_collection import missing_items, plain_text
-from adacur.replay.searchability import telling_queries
+from adacur.replay.measures import telling_queries
 from adacur.seeds import item_keys, stream_key, uniform
 
 MOST_QUERIES, MOST_PSEUDO = 200, 100

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from adacur.arrays import FloatArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.budget import check_k
 from adacur.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
 from adacur.protocols import Scorer
-from adacur.records import repeats
+from adacur.records import ItemList, Query, repeats
 from adacur.requirements import require
 from adacur.results import Hits
 from adacur.scores import score_pairs
@@ -110,6 +110,20 @@ def judged_quality(
         name: np.array([values.get((measure, id_), 0.0) if id_ in ranked else np.nan for id_ in ids])
         for name, measure in parsed.items()
     }
+
+
+def telling_queries(
+    queries: Sequence[Query], items: ItemList, qrels: Mapping[str, Mapping[str, int]]
+) -> dict[Query, IntArray]:
+    """The queries with relevant and other items, and the positions of the relevant ones."""
+    known = {id_: position for position, id_ in enumerate(items.ids)}
+    usable = {}
+    for query in queries:
+        grades = qrels.get(query.id, {})
+        relevant = np.array([known[id_] for id_, grade in grades.items() if grade > 0 and id_ in known], dtype=np.intp)
+        if 0 < len(relevant) < len(items):
+            usable[query] = relevant
+    return usable
 
 
 def _parse(ir_measures: Any, name: str) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 
 from adacur.errors import InputError
 from adacur.protocols import Scorer
-from adacur.replay.comparison import FEWEST_QUERIES
 from adacur.replay.material import Material
+from adacur.replay.means import FEWEST_QUERIES
 from adacur.replay.measures import can_judge
 from adacur.store.estimate import Pace, time_encoder, time_scorer
 from adacur.units import duration, duration_range, pace

@@ -61,6 +61,23 @@ def first_weight_of(settings: GaussianSettings, n_anchors: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over n queries, and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+    def change(self) -> str:
+        """As a difference."""
+        return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """The expected mean Top-k-Recall of a method, with a 95 % interval.
 
@@ -89,15 +106,6 @@ class TriedFirst:
     first: str
     gaussian: float
     rerank: float
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean over judged queries, and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import pytest
 
 import adacur
 from adacur.data import read_beir
-from adacur.extras.train import EmbHead, TeacherScores, distill, export_onnx, train_cross_encoder, train_dual_encoder
+from adacur.extras.train import EmbHead, distill, export_onnx, train_cross_encoder, train_dual_encoder
 from adacur.requirements import install_command
 from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
@@ -188,20 +188,6 @@ def test_a_dual_encoder_is_distilled_from_an_index_without_a_scorer(folder: Path
     assert adacur.first_stages.SentenceTransformerEncoder(folder / "student").dimension == 32
 
 
-def test_a_dual_encoder_is_distilled_from_scorers_asked_once(folder: Path) -> None:
-    (folder / "asked.txt").write_text("".join(f"w{n} w{n + 1}\n" for n in range(12)))
-    tiny = ("--base", "tiny", "--epochs", 1, "--set", "top=12", "--teacher", "my_scorers:named")
-
-    ran = train(folder, "student", *tiny, what="distill")
-    assert ran.code == 0, ran
-    assert (folder / "student" / "training" / "teachers.sqlite").exists()
-    unjudged = ("--queries", "asked.txt", "--set", "number=10")
-    ran = train(folder, "other", *tiny, *unjudged, what="distill", data="beir/corpus.jsonl")
-    assert ran.code == 0, ran
-    missing = ("--queries", "missing.txt")
-    train(folder, "none", *tiny, *missing, what="distill", data="beir/corpus.jsonl").refused("missing.txt")
-
-
 class BegunError(Exception):
     """Ends a run that has written what it is made from."""
 
@@ -222,7 +208,7 @@ def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_p
     in_library = {
         "cross-encoder": lambda out: train_cross_encoder(collection, out, base=base, first=first, head="cls"),
         "dual-encoder": lambda out: train_dual_encoder(collection, out, base=base, first=first),
-        "distill": lambda out: distill(TeacherScores.from_index(index), index.items, out, base=base),
+        "distill": lambda out: distill(index, out, base=base),
     }
     with index, pytest.raises(BegunError):
         in_library[what](tmp_path / "library")
@@ -249,18 +235,6 @@ def test_turns_search_with_the_model_and_the_cost_is_told_first(folder: Path) ->
     for wrong, says in ((("--turns", 5), "got 5"), (("--set", "mixture=far=1"), "far=1")):
         train(folder, "wrong", *QUICK, *wrong).refused(says)
     train(folder, "wrong", *QUICK, "--set", "mining_calls=50").refused("mining_calls must be at least 4,320")
-
-
-def test_a_dual_encoder_mines_with_a_scorer_and_is_distilled_on_the_mixture(folder: Path) -> None:
-    quick = ("--base", "tiny", "--epochs", 1, "--set", "batch_queries=8")
-    mined = train(folder, "dual", *quick, "--set", "miner=my_scorers:named", what="dual-encoder")
-    assert mined.code == 0, mined
-    assert (folder / "dual" / "training" / "mined-1.npz").exists()
-
-    mixture = ("--set", "mixture=near=1,random=1,found=1", "--set", "top=20")
-    taught = train(folder, "student", *quick, *mixture, "--teacher", "my_scorers:named", what="distill")
-    assert taught.code == 0, taught
-    assert "searches of 60 calls" in taught.err
 
 
 def test_test_queries_among_those_to_learn_from_are_told(folder: Path) -> None:
@@ -418,7 +392,7 @@ def test_a_collection_or_folder_that_is_none_is_refused(shop: Path) -> None:
     train(shop, "out", *QUICK, data="my_scorers.py").refused("my_scorers.py")
     train(shop, "my_scorers.py", *QUICK).refused("is a file")
     train(shop, "tiny", *QUICK).refused("tiny")
-    train(shop, "out", "--base", "tiny", what="distill").refused("beir", "teacher")
+    train(shop, "out", "--base", "tiny", what="distill").refused("beir", "index")
     train(shop, "out", "--base", "tiny", "--epochs", 0, what="distill", data="i.adacur").refused("epochs", "0")
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adacur import Dense
-from adacur.errors import InputError
+from adacur import AnchorIndex, Dense
+from adacur.errors import EmptyInput, InputError
 from adacur.extras.train import TrainingSettings
-from adacur.extras.train.dual_encoder import distill, target_shares
-from adacur.extras.train.teacher_scores import TeacherRow, TeacherScores
+from adacur.extras.train.distillation import distill
 from adacur.extras.train.training_settings import TowerOptions
 from adacur.first_stages import SentenceTransformerEncoder
 from tests.extras.train.word_worlds import word_index
@@ -37,7 +36,7 @@ def taught(folder: Path, base: Path, *, n_queries: int = 26, top: int = 8, **opt
     index = word_index(n_queries)
     towers = TowerOptions(**{name: options.pop(name) for name in list(options) if name in TOWERS})
     options = {"held_out": 6, "settings": QUICK, "device": "cpu", "towers": towers} | options
-    return distill(TeacherScores.from_index(index, top=top), index.items, folder, base=base, **options)
+    return distill(index, folder, base=base, top=top, **options)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +70,9 @@ def test_dense_retrieval_with_the_result_finds_what_the_teacher_likes(learnt) ->
     index = word_index(230)
     items = index.items.at(range(len(index)))
     dense = Dense.build(items, encoder=SentenceTransformerEncoder(learnt.folder))
-    liked = TeacherScores.from_index(index, top=10)
-    shares = [
-        np.isin(row.positions, nearest.positions).mean()
-        for row, nearest in zip(liked.rows, dense.search([row.query for row in liked.rows], 10), strict=True)
-    ]
+    liked = np.argsort(-index.matrix, axis=0)[:10].T
+    nearest = dense.search(list(index.anchor_queries), 10)
+    shares = [np.isin(best, found.positions).mean() for best, found in zip(liked, nearest, strict=True)]
     assert np.mean(shares) > 0.8
 
 
@@ -88,32 +85,40 @@ def test_a_distilled_encoder_is_a_base_that_begins_where_it_ended(tmp_path, lear
     assert (again.folder / "query_0_Transformer").exists() == (towers == "separate")
 
 
-def test_the_target_is_equal_shares_of_the_better_half() -> None:
-    assert target_shares(np.array([0.0, 2.0, 1.0, -4.0])).tolist() == [0, 0.5, 0.5, 0]
-
-
-@pytest.mark.parametrize("of_all_items", [True, False])
-def test_the_student_s_own_best_are_shown_where_the_teacher_is_known_to_like_them_less(
-    tmp_path, base, monkeypatch, of_all_items
+def test_the_better_half_of_the_best_has_equal_shares_and_the_student_s_own_best_have_none(
+    tmp_path, base, monkeypatch
 ) -> None:
     index = word_index(26)
-    teacher = replace(TeacherScores.from_index(index, top=8), of_all_items=of_all_items)
     seen, step = [], TowerItems.step
     monkeypatch.setattr(TowerItems, "step", lambda self, of: (seen.extend(of), step(self, of))[1])
-    options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu"}
-    distill(teacher, index.items, tmp_path / "model", **options)
-    for _, shown, targets, _ in seen:
-        assert len(shown) == (60 if of_all_items else 8)
-        assert len(set(shown)) == len(shown)
-        assert not targets[8:].any()
+    distill(index, tmp_path / "model", base=base, top=8, held_out=6, settings=QUICK, device="cpu")
+    texts = {query.text: column for column, query in enumerate(index.anchor_queries)}
+    for text, shown, targets, _ in seen:
+        best = np.argsort(-index.matrix[:, texts[text]])[:8]
+        assert shown[:8].tolist() == best.tolist()
+        assert targets.tolist() == [0.25] * 4 + [0.0] * 56
+        assert sorted(shown.tolist()) == list(range(60))
+
+
+def scored(scores: np.ndarray) -> AnchorIndex:
+    index = word_index(26)
+    items = index.items.at(range(len(index)))
+    return AnchorIndex.from_arrays(items=items, anchor_queries=index.anchor_queries, scores=scores)
 
 
 def test_the_scale_of_a_teacher_s_scores_changes_nothing(tmp_path, base, whole) -> None:
-    index = word_index(26)
-    teacher = TeacherScores.from_index(index, top=8)
-    larger = replace(teacher, rows=[replace(row, scores=50 * row.scores - 7) for row in teacher.rows])
-    options = {"base": base, "held_out": 6, "settings": QUICK, "device": "cpu"}
-    assert distill(larger, index.items, tmp_path / "model", **options).best == whole.best
+    options = {"base": base, "top": 8, "held_out": 6, "settings": QUICK, "device": "cpu"}
+    assert distill(scored(50 * word_index(26).matrix.T - 7), tmp_path / "model", **options).best == whole.best
+
+
+def test_a_query_whose_best_items_score_the_same_is_left_out_with_a_warning(tmp_path, base, caplog) -> None:
+    scores = word_index(26).matrix.T.copy()
+    scores[3] = 7
+    options = {"base": base, "top": 8, "held_out": 6, "settings": QUICK, "device": "cpu"}
+    assert distill(scored(scores), tmp_path / "model", **options).queries == 2 * (26 - 1 - 6)
+    assert "1 of 26 queries are left out, such as 'q3'" in caplog.text
+    with pytest.raises(InputError, match="got 0"):
+        distill(scored(0 * scores), tmp_path / "other", **options)
 
 
 def test_a_distillation_that_makes_it_worse_says_so_and_keeps_the_base(tmp_path, learnt, caplog) -> None:
@@ -126,20 +131,6 @@ def test_a_distillation_that_makes_it_worse_says_so_and_keeps_the_base(tmp_path,
     assert weights[0] == weights[1]
 
 
-def test_queries_may_have_different_numbers_of_items_and_items_may_be_a_list(tmp_path, base) -> None:
-    index = word_index(12)
-    full = TeacherScores.from_index(index, top=9)
-    sizes = [2 + n % 8 for n in range(12)]
-    uneven = TeacherScores(
-        [
-            TeacherRow(row.query, row.positions[-size:], row.scores[-size:])
-            for row, size in zip(full.rows, sizes, strict=True)
-        ]
-    )
-    result = distill(uneven, index.items.at(range(60)), tmp_path / "model", base=base, settings=QUICK, held_out=4)
-    assert result.updates == 2 * 2
-
-
 def test_what_cannot_be_distilled_is_refused_in_words(tmp_path, base) -> None:
     for said, options in {
         "got 26": {"held_out": 26},
@@ -149,10 +140,8 @@ def test_what_cannot_be_distilled_is_refused_in_words(tmp_path, base) -> None:
     }.items():
         with pytest.raises(InputError, match=said):
             taught(tmp_path / "model", base, **options)
-    index = word_index(10)
-    teacher = TeacherScores.from_index(index, top=5)
-    with pytest.raises(InputError, match="there are 20 items"):
-        distill(teacher, index.items.at(range(20)), tmp_path / "model", base=base)
+    with pytest.raises(EmptyInput):
+        distill(AnchorIndex.from_items(["a", "b"]), tmp_path / "model", base=base, top=2)
     taught(tmp_path / "model", base, top=4)
     with pytest.raises(InputError, match=r"teacher '.*', now '"):
         taught(tmp_path / "model", base, top=5)

@@ -13,13 +13,12 @@ import pytest
 from adacur import Item, Query
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
-from adacur.extras.train import Mixture, TeacherScores, TrainingSettings, train_cross_encoder, train_dual_encoder
+from adacur.extras.train import Mixture, TrainingSettings, train_cross_encoder
 from adacur.extras.train.checking import Checked
 from adacur.extras.train.judged_queries import JudgedQueries, same_words, warn_of_leaks
-from adacur.extras.train.mining import Mined, SetAside, list_set_aside, mine, plan_mining, still_preferred, twice
+from adacur.extras.train.mining import Mined, list_set_aside, mine, plan_mining
 from adacur.extras.train.negatives import Draws, Pool
 from adacur.first_stages import Matrix
-from adacur.protocols import ScorerCard
 from adacur.records import ItemList
 from adacur.scorers import MatrixScorer
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
@@ -52,15 +51,15 @@ def test_shares_are_read_from_a_text_and_what_is_not_named_has_none() -> None:
             Mixture.parsed(wrong)
 
 
-def test_negatives_are_drawn_by_their_shares_and_never_relevant_set_aside_or_twice(world) -> None:
+def test_negatives_are_drawn_by_their_shares_and_never_relevant_or_twice(world) -> None:
     judged, items, _, _ = world
-    pool = Pool(near=np.arange(1, 40), found=np.arange(20, 60), set_aside=np.array([25, 300]))
+    pool = Pool(near=np.arange(1, 40), found=np.arange(20, 60))
     draws = Draws(judged, items, 30, 0, Mixture())
     for epoch in range(20):
         relevant, *negatives = draws(20, epoch, pool).tolist()
         assert relevant == 20
         assert len(negatives) == len(set(negatives)) == 30
-        assert not {20, 25, 300} & set(negatives)
+        assert 20 not in negatives
         assert sum(20 <= one < 60 for one in negatives) >= 10
         assert sum(one >= 60 for one in negatives) >= 5
     assert draws(20, 0, pool).tolist() == draws(20, 0, pool).tolist() != draws(20, 1, pool).tolist()
@@ -101,9 +100,8 @@ def test_searches_find_what_the_scorer_wrongly_likes(world, calls) -> None:
         there = np.isin(PHANTOMS, mined.positions[place]).sum()
         # In a sample of the items, those of it.
         assert there == 10 if plan.items == N_ITEMS else there > 0
-        assert (np.diff(mined.scores[place]) <= 0).all()
         exact = scorer.score([(judged.queries[place], item) for item in items.at(mined.positions[place].tolist())])
-        np.testing.assert_array_equal(mined.scores[place], exact.astype(np.float32))
+        assert (np.diff(exact) <= 0).all()
 
 
 def test_a_mining_is_stored_and_read_as_it_was(world, tmp_path) -> None:
@@ -112,46 +110,36 @@ def test_a_mining_is_stored_and_read_as_it_was(world, tmp_path) -> None:
     mined.save(tmp_path / "mined.npz")
     again = Mined.load(tmp_path / "mined.npz")
     assert again.margin == mined.margin
-    np.testing.assert_array_equal(again.liked, mined.liked)
     for one, other in zip(again.positions, mined.positions, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_outscores_the_relevant_item_twice_in_a_row_is_set_aside_and_listed(world, tmp_path, caplog) -> None:
+def test_what_a_mining_found_first_and_still_outscores_the_relevant_items_is_listed_best_first_and_no_more_than_fifty(
+    world, tmp_path, caplog
+) -> None:
     judged, items, scorer, _ = world
-    liked, empty = np.full(N_QUERIES, 1.0, np.float32), np.empty(0, np.intp)
-    positions = [np.array([7, 8, 9]), *[empty] * (N_QUERIES - 1)]
-    scores = [np.array([5.0, 3.5, 1.5], np.float32), *[empty.astype(np.float32)] * (N_QUERIES - 1)]
-    now = Mined(positions, scores, liked, 2.0)
-    earlier = replace(now, positions=[np.array([8, 7]), *positions[1:]], scores=[np.array([9, 2.0]), *scores[1:]])
-    # Item 7 outscored it only now, item 9 by less than the margin.
-    aside = twice(earlier, now)
-    assert [(one.place, one.position) for one in aside] == [(0, 8)]
-    list_set_aside(aside, judged, items, tmp_path)
-    (row,) = map(json.loads, (tmp_path / "set_aside.jsonl").read_text().splitlines())
-    assert (row["query"], row["positive"], row["item"]) == ("q0", "i0", "i8")
-    assert (row["positive_score"], row["score"]) == (1.0, 3.5)
-    assert row["item_text"] == "text 8"
-    assert "1 items" in caplog.text
-    list_set_aside([], judged, items, tmp_path)
-    assert not (tmp_path / "set_aside.jsonl").exists()
-    again = still_preferred(scorer, judged, items, now)
-    assert len(again.scores[0]) == 2
-
-
-def test_a_person_is_shown_one_item_of_a_query_and_no_more_than_fifty(tmp_path) -> None:
-    queries = tuple(Query(f"q{n}", f"query {n}") for n in range(80))
-    judged = JudgedQueries(queries, [np.array([0])] * 80)
-    items = ItemList([Item(f"i{n}", f"text {n}") for n in range(9)])
-    found = [SetAside(place, at, 1.0, 2.0 + place + at, "why") for place in range(80) for at in range(1, 4)]
-    found.append(SetAside(3, 7, 1.0, 1.5, "why", looks=3))
-    list_set_aside(found, judged, items, tmp_path)
+    exact = scorer.score_grid(judged.queries, list(items.at(range(N_ITEMS))))
+    # What no query likes as much as its relevant item is not listed, nor what it likes more by less than the margin.
+    positions = [np.array([301, 7]) if place else np.array([int(exact[0].argmin())]) for place in range(N_QUERIES)]
+    gaps = exact[:, 301] - exact[np.arange(N_QUERIES), np.arange(N_QUERIES)]
+    margin = float(np.sort(gaps[1:])[3])
+    list_set_aside(scorer, judged, items, Mined(positions, margin), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "set_aside.jsonl").read_text().splitlines()]
-    # What was seen most often comes first, then what outscores the relevant item most.
-    assert [(row["query"], row["item"]) for row in rows] == [
-        ("q3", "i7"),
-        *((f"q{place}", "i3") for place in range(79, 30, -1)),
-    ]
+    likeliest = [place for place in np.argsort(-gaps).tolist() if place][:50]
+    assert [row["query"] for row in rows] == [f"q{place}" for place in likeliest]
+    assert rows[0] == {
+        "query": f"q{likeliest[0]}",
+        "query_text": f"question {likeliest[0]}",
+        "positive": f"i{likeliest[0]}",
+        "positive_text": f"text {likeliest[0]}",
+        "positive_score": pytest.approx(exact[likeliest[0], likeliest[0]], abs=1e-3),
+        "item": "i301",
+        "item_text": "text 301",
+        "score": pytest.approx(exact[likeliest[0], 301], abs=1e-3),
+    }
+    assert "55 items" in caplog.text
+    list_set_aside(scorer, judged, items, Mined([np.empty(0, np.intp)] * N_QUERIES, 0.0), tmp_path)
+    assert not (tmp_path / "set_aside.jsonl").exists()
 
 
 def test_ranks_among_all_items_are_exact_where_the_sample_is_everything_and_extrapolated_elsewhere() -> None:
@@ -189,30 +177,11 @@ def test_leaks_are_told_by_id_and_by_text(caplog) -> None:
     assert not caplog.records
 
 
-def test_a_teacher_scores_what_searches_with_it_find(world) -> None:
-    judged, items, scorer, first = world
-    mixture = Mixture(near=1, random=1, found=1)
-    taught = TeacherScores.from_scorers([scorer], judged.queries, items, first=first, top=30, mixture=mixture)
-    assert all(np.isin(PHANTOMS, row.positions).all() and len(row.positions) == 30 for row in taught.rows)
-    assert all(np.isin(np.arange(10), row.positions).all() for row in taught.rows)
-    with pytest.raises(InputError, match="one scorer"):
-        TeacherScores.from_scorers([scorer] * 2, judged.queries, items, first=first, mixture=mixture)
-
-
 # ── in a training ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 SETTINGS = TrainingSettings(epochs=4, learning_rate=3e-3, batch_queries=4, patience=None)
-
-
-class Shared:
-    """The number of words that query and item share."""
-
-    card = ScorerCard(name="shared", backend="function", weights="words")
-
-    def score(self, pairs):
-        return np.array([len(set(q.text.split()) & set(i.text.split())) for q, i in pairs], np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -235,11 +204,9 @@ def train(folder: Path, base: Path, tiny, **options):
     return train_cross_encoder(collection, folder, base=base, first=first, **chosen)
 
 
-def test_a_run_that_is_killed_while_it_mines_ends_with_the_same_weights(tmp_path, base, tiny, monkeypatch) -> None:
+def test_a_run_that_is_killed_while_it_mines_goes_on_with_what_it_had_mined(tmp_path, base, tiny, monkeypatch) -> None:
     from adacur.extras.train import turns
 
-    whole = train(tmp_path / "whole", base, tiny)
-    assert [file.name for file in sorted(whole.folder.glob("training/mined-*"))] == ["mined-1.npz", "mined-2.npz"]
     minings = 0
 
     def ended(*args, **options):
@@ -252,28 +219,32 @@ def test_a_run_that_is_killed_while_it_mines_ends_with_the_same_weights(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(turns, "mine", ended)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "killed", base, tiny)
-    train(tmp_path / "killed", base, tiny)
-    for name in ("model.safetensors", "training/mined-1.npz", "training/mined-2.npz"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert not (tmp_path / "killed" / "training" / "as-it-is").exists()
+            train(tmp_path / "m", base, tiny)
+    first = (tmp_path / "m" / "training" / "mined-1.npz").read_bytes()
+    trained = train(tmp_path / "m", base, tiny)
+    assert (tmp_path / "m" / "training" / "mined-1.npz").read_bytes() == first
+    assert [file.name for file in sorted(trained.folder.glob("training/mined-*"))] == ["mined-1.npz", "mined-2.npz"]
+    # Of four epochs three were done.
+    assert trained.queries == 22
+    assert not (trained.folder / "training" / "as-it-is").exists()
 
 
-def test_what_was_set_aside_is_listed_though_the_run_was_killed_at_its_end(tmp_path, base, tiny, monkeypatch) -> None:
+def test_what_may_be_a_missing_judgement_is_listed_though_the_run_was_killed_at_its_end(
+    tmp_path, base, tiny, monkeypatch
+) -> None:
     from adacur.extras.train.run_folder import RunFolder
 
     # Whatever scores above the relevant item counts: a tiny model has no margins.
-    monkeypatch.setattr("adacur.extras.train.mining.margin_of", lambda scores: 0.0)
-    listed = train(tmp_path / "whole", base, tiny).folder / "set_aside.jsonl"
-    rows = [json.loads(line) for line in listed.read_text().splitlines()]
-    assert {row["because"] for row in rows} <= {"in two minings", "in the last mining and after training"}
-    assert 0 < len(rows) == len({row["query"] for row in rows})
-    assert all(row["score"] > row["positive_score"] for row in rows)
+    load = Mined.load
+    monkeypatch.setattr(Mined, "load", lambda file: replace(load(file), margin=0.0))
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "killed", base, tiny)
-    assert (train(tmp_path / "killed", base, tiny).folder / "set_aside.jsonl").read_bytes() == listed.read_bytes()
+            train(tmp_path / "m", base, tiny)
+    listed = train(tmp_path / "m", base, tiny).folder / "set_aside.jsonl"
+    rows = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert 0 < len(rows) == len({row["query"] for row in rows})
+    assert all(row["score"] > row["positive_score"] for row in rows)
 
 
 def test_turns_must_fit_the_epochs_and_calls_the_index(tmp_path, base, tiny) -> None:
@@ -297,27 +268,3 @@ def test_a_model_that_ranks_relevant_items_last_is_told(tmp_path, base, tiny, mo
     monkeypatch.setattr(Checked, "quality", lambda self, scores: quality(self, -np.abs(scores)) | {"outscored": 0.9})
     train(tmp_path / "m", base, tiny, turns=1, settings=replace(SETTINGS, epochs=1))
     assert "90 %" in caplog.text
-
-
-def test_a_dual_encoder_is_shown_what_searches_with_a_scorer_find(tmp_path, base, tiny, monkeypatch) -> None:
-    collection, first = tiny
-    shown: list[tuple[int, Pool]] = []
-    draw = Draws.__call__
-
-    def recorded(self, place, epoch, pool):
-        shown.append((place, pool))
-        return draw(self, place, epoch, pool)
-
-    monkeypatch.setattr(Draws, "__call__", recorded)
-    trained = train_dual_encoder(
-        collection,
-        tmp_path / "m",
-        base=base,
-        first=first,
-        miner=Shared(),
-        settings=replace(SETTINGS, epochs=2),
-    )
-    assert trained.updates == 2 * 6
-    assert all(len(pool.found) for _, pool in shown)
-    with pytest.raises(InputError, match="negatives is 0"):
-        train_dual_encoder(collection, tmp_path / "n", base=base, miner=Shared(), negatives=0)

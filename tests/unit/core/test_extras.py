@@ -42,7 +42,7 @@ def test_a_clone_is_asked_for_by_its_folder(installed_from, tmp_path: Path) -> N
 
 def test_an_editable_clone_stays_editable(installed_from, tmp_path: Path) -> None:
     installed_from({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
-    assert install_command("report").endswith(f" install -e '{tmp_path}[report]'")
+    assert install_command("evaluation").endswith(f" install -e '{tmp_path}[evaluation]'")
 
 
 def test_a_wheel_is_asked_for_by_its_file_and_by_name_once_it_is_gone(installed_from, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adacur.replay import Run, bootstrap_interval, compare, paired_difference
-from adacur.replay.comparison import verdict, worth
+from adacur.replay import Run, compare, mean_of, paired_difference
+from adacur.replay.comparison import OWN_ORDER, depth, verdict, worth
 
 
 def run(
@@ -48,7 +48,7 @@ def test_a_cell_is_the_mean_its_interval_and_the_queries_that_have_a_value() -> 
     row = compare(runs)[2]
     values = runs[0].values("nDCG@10")
     assert row.means["nDCG@10"].n == len(values) == 20
-    assert (row.means["nDCG@10"].low, row.means["nDCG@10"].high) == bootstrap_interval(values)
+    assert row.means["nDCG@10"] == mean_of(values)
 
 
 def test_differences_are_paired_with_the_rival_of_the_same_budget_and_first_stage() -> None:
@@ -101,3 +101,20 @@ def test_a_scorer_that_only_mends_a_worse_start_is_not_worth_its_calls() -> None
     spent = run("rerank", 0.5, ndcg=0.55, n=90, first="dense")
     assert "worth its calls? Yes" in worth([joined, spent])
     assert "use none here. dense alone" in worth([joined, dense, spent])
+
+
+@pytest.mark.parametrize(("change", "n", "says"), [
+    (-0.2, 60, "mend it first"), (0.2, 60, "Yes, deeper is better"), (0.0, 60, "neither better nor worse"),
+    (-0.2, 6, "cannot tell"),
+])  # fmt: skip
+def test_depth_compares_all_items_with_the_deepest_re_ranking_in_the_scorers_own_order(change, n, says) -> None:
+    runs = [run("rerank", 0.5, n=n, budget=50, first="bm25"), run("rerank", 0.5, n=n, budget=50, first="bm25+dense")]
+    runs.append(Run("town", "exact", {}, runs[0].query_ids, dict(runs[0].measures), {"items": 300}))
+    for one in runs:
+        one.measures[OWN_ORDER] = one.measures["nDCG@10"] + (change if one.method == "exact" else 0.0)
+    said = depth(runs)
+    assert says in said
+    assert "From bm25+dense's best 50 to all 300 items" in said
+    assert f"{change:+.3f}" in said
+    assert depth(runs[:2]) == ""
+    assert depth([run("rerank", 0.5, n=n, budget=300), runs[-1]]) == ""

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from adacur import Item, Query
-from adacur.data.cache_folder import cache_folder
 from adacur.errors import AdacurError, InputError, UnknownName, WrongScorer
-from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard
-from adacur.replay import (
-    Curve,
-    DepthVerdict,
-    Phantom,
-    Run,
-    Searchability,
-    Start,
-    compare,
-    depths,
-    evaluate,
-    measures,
-    write_report,
-)
+from adacur.first_stages import BM25, FIRST_STAGES
+from adacur.replay import Run, Start, evaluate, measures
 from adacur.replay import judged_collection as collections
-from adacur.replay.comparison import verdict
+from adacur.replay.comparison import OWN_ORDER, verdict
 from adacur.scorers import Cached
 from adacur.scorers import scorer as opened
 
@@ -98,64 +81,6 @@ def test_what_is_scored_is_not_scored_again(places, tmp_path) -> None:
     assert len(again.runs) == len(first.runs) + 4
 
 
-def test_quality_by_depth_replays_the_scores_of_the_evaluation(run_it) -> None:
-    done = run_it(budgets=(10, 50), methods=["rerank", "exact"])
-    (curve,) = done.searchability.curves
-    runs = {run.settings.get("budget"): run.values("nDCG@10").mean() for run in done.runs}
-    assert {depth.n: depth.ndcg.mean for depth in curve.depths} == pytest.approx(runs)
-    assert curve.verdict.kind == "unclear"
-    assert "--queries 12 " in curve.commands[0]
-
-
-def test_joined_first_stages_have_a_curve_of_their_own(run_it) -> None:
-    class Letters:
-        dimension = 26
-        card = EncoderCard(kind="test", dimension=26)
-
-        def encode(self, texts):
-            return np.array([[text.count(chr(97 + n)) for n in range(26)] for text in texts], dtype=np.float32)
-
-        encode_queries = encode_items = encode
-
-    done = run_it(first=["bm25", "bm25+dense"], encoder=Letters(), methods=["rerank"])
-    assert not done.failed
-    assert [curve.first for curve in done.searchability.curves] == ["bm25", "bm25+dense"]
-    assert done.searchability.curves[0].depths != done.searchability.curves[1].depths
-
-
-def test_where_the_items_are_a_sample_depth_is_measured_on_the_whole_as_far_as_is_affordable(places, tmp_path) -> None:
-    pairs_scored, starts = [], []
-
-    def counting(pairs):
-        pairs_scored.extend(pairs)
-        return score(pairs)
-
-    options = SIZES | {"items": 50, "queries": 3, "anchors": 37, "methods": ["gaussian", "rerank"]}
-    again = {"scorer": counting, "output": tmp_path / "out", "on_start": starts.append} | options
-    done = evaluate(places, **again)
-    assert done.runs[0].made["items"] == 50
-    assert done.searchability.n_items == 60
-    assert [depth.n for depth in done.searchability.curves[0].depths] == [0, 10, 50]
-    assert any("150" in note and "60" in note for note in starts[0].notes)
-    first, pairs_scored[:] = len(pairs_scored), []
-    assert evaluate(places, **again).searchability == done.searchability
-    # A handful recognise the scorer; neither the sample's pairs nor those beyond it are paid for again.
-    assert len(pairs_scored) < first / 20
-
-
-def test_without_judgements_or_affordable_calls_there_is_no_searchability_report(run_it, places) -> None:
-    starts: list[Start] = []
-    sampled = {"items": 30, "anchors": 5, "methods": ["rerank"], "on_start": starts.append}
-    assert run_it(**sampled).searchability is None
-    assert any("--items 60" in note for note in starts[0].notes)
-    assert run_it(first=["random"], methods=["rerank"]).searchability is None
-    (places / "qrels" / "test.tsv").write_text("".join(f"q1\td{n}\t1\n" for n in range(60)))
-    assert run_it(queries=1, methods=["rerank"]).searchability is None
-    (places / "qrels" / "test.tsv").unlink()
-    (places / "qrels").rmdir()
-    assert run_it(methods=["rerank"]).searchability is None
-
-
 def test_sizes_of_an_interrupted_evaluation_are_kept(places, tmp_path) -> None:
     options = {"scorer": score, "output": tmp_path / "out", "methods": ["rerank"], "progress": False}
     first = evaluate(places, queries=5, anchors=7, **options)
@@ -221,6 +146,7 @@ def test_judged_quality_is_of_the_order_that_searches_have_and_recall_of_the_sco
     assert [run.settings["fuse"] for run in fused] == [0.0, 1.0, 0.0]
     assert own[1].measures["recall@10"].tolist() == fused[1].measures["recall@10"].tolist()
     assert own[1].values("nDCG@10").tolist() != fused[1].values("nDCG@10").tolist()
+    assert own[1].values("nDCG@10").tolist() == fused[1].values(OWN_ORDER).tolist()
 
 
 def test_a_cache_of_the_users_own_is_used(places, tmp_path) -> None:
@@ -326,82 +252,3 @@ def test_another_scorer_of_the_same_name_needs_another_folder(places, tmp_path) 
     other.__name__ = other.__qualname__ = "score"
     with pytest.raises(WrongScorer, match="-o"):
         evaluate(places, scorer=other, **options)
-
-
-class _Page(HTMLParser):
-    """What a browser would fetch and run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-        self.tags: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.fetched += [value or "" for name, value in attrs if name in {"src", "href"}]
-
-
-def test_the_page_needs_nothing_but_itself_and_names_every_price(run_it, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    done = run_it(queries=12)
-    page = write_report(done.runs, tmp_path / "new" / "report.html", searchability=done.searchability)
-    text = page.read_text(encoding="utf-8")
-    read = _Page()
-    read.feed(text)
-    assert read.tags.isdisjoint({"script", "link", "iframe"})
-    assert read.fetched
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in read.fetched)
-    for word in ("budget", "rounds", "anchor queries", "first stage", "calls paid beforehand", "95 % interval", "900"):
-        assert word in text
-    for row in compare(done.runs):
-        assert all(str(mean) in text for mean in row.means.values())
-    for curve in done.searchability.curves:
-        assert all(str(depth.ndcg) in text for depth in curve.depths)
-        assert all(escape(line) in text for line in curve.commands)
-    assert all(escape(phantom.expected.text) in text for phantom in done.searchability.phantoms)
-    again = write_report(done.runs, tmp_path / "again.html", searchability=done.searchability)
-    assert again.read_text(encoding="utf-8") == text
-
-
-def test_names_from_outside_cannot_break_the_page(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    values = {"recall@10": np.full(20, 0.5), "calls": np.full(20, 5.0)}
-    run = Run(
-        "<b>town</b>", "rerank", {"budget": 5, "first": "<i>x"}, tuple(map(str, range(20))), values,
-        {"items": 9, "adacur": "0", "scorer": "<script>"},
-    )  # fmt: skip
-    item = Item("i", "<script>")
-    phantom = Phantom(Query("q", "<b>town"), item, 2.0, {"<i>x": None}, item, 1.0)
-    verdict = DepthVerdict("stay", 10, "<script>", (), 20)
-    odd = Searchability(9, 20, 0, (Curve("<i>x", (), verdict, ("<script>",)),), 5, 1, (phantom,))
-    page = write_report([run], tmp_path / "page.html", searchability=odd)
-    text = page.read_text(encoding="utf-8")
-    assert not any(tag in text for tag in ("<b>town", "<i>x", "<script>"))
-
-
-def test_a_scorer_to_be_mended_comes_with_the_command_that_trains_another(places, tmp_path) -> None:
-    lines = "".join(f"q{n}\td{n}\t1\n" for n in range(30))
-    (places / "qrels" / "test.tsv").write_text(lines)
-
-    def backwards(pairs):
-        return [-one for one in score(pairs)]
-
-    options = SIZES | {"queries": 30, "methods": ["rerank"]}
-    done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
-    (curve,) = done.searchability.curves
-    assert (curve.verdict.kind, curve.verdict.depth) == ("mend", 0)
-    assert "qrels/train.tsv" in curve.verdict.why
-    train, again = curve.commands
-    assert train.startswith(f"adacur train cross-encoder {places} places-reranker --first bm25 ")
-    assert "--scorer places-reranker" in again
-    (places / "qrels" / "train.tsv").write_text("q31\td31\t1\n")
-    done = evaluate(places, scorer=backwards, output=tmp_path / "out", **options)
-    assert "qrels/train.tsv" not in done.searchability.curves[0].verdict.why
-
-
-def test_commands_name_a_fetched_model_by_its_name_and_any_other_by_its_path() -> None:
-    fetched = cache_folder() / "ms-marco-MiniLM-L-12-v2" / "model.onnx"
-    assert depths.typed_source(str(fetched)) == "ms-marco-MiniLM-L-12-v2"
-    assert depths.typed_source("my models/reranker") == "'my models/reranker'"
-    assert depths.typed_source(str(cache_folder())) == str(cache_folder())
-    assert depths.typed_source(None) == ""

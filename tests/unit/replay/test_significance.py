@@ -51,8 +51,8 @@ def test_about_nineteen_of_twenty_intervals_hold_the_truth() -> None:
 
 def test_runs_are_matched_by_query_id() -> None:
     compared = paired_difference(run("abcd", 1, 0.5, 0, NAN), run("edcba", 1, 0, 0, 0.25, 0.5), "recall@1")
-    assert compared.n_queries == 3
-    assert compared.difference == 0.25
+    assert compared.n == 3
+    assert compared.value == 0.25
     assert (compared.low, compared.high) == bootstrap_interval(np.array([0.5, 0.25, 0]))
 
 
@@ -61,12 +61,12 @@ def test_turning_the_runs_turns_the_difference() -> None:
     ids = "".join(map(chr, range(200, 240)))
     left, right = run(ids, *rng.random(40)), run(ids, *rng.random(40))
     one, other = paired_difference(left, right, "recall@1"), paired_difference(right, left, "recall@1")
-    assert (one.difference, one.low, one.high) == pytest.approx((-other.difference, -other.high, -other.low))
+    assert (one.value, one.low, one.high) == pytest.approx((-other.value, -other.high, -other.low))
 
 
 def test_one_query_is_compared_and_proves_nothing() -> None:
     compared = paired_difference(run("a", 1), run("a", 0), "recall@1")
-    assert (compared.difference, compared.low, compared.high) == (1, 1, 1)
+    assert (compared.value, compared.low, compared.high) == (1, 1, 1)
 
 
 def test_runs_that_cannot_be_compared_are_refused() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from adacur.errors import EmptyInput
-from adacur.replay import PairedDifference, Run, paired_difference
+from adacur.replay import Mean, Run, paired_difference
 from adacur_lab.report.lines import estimate, setting
 from adacur_lab.report.measures import JUDGED, recall_measures
 
@@ -30,24 +29,22 @@ def rival_of(run: Run, runs: Sequence[Run], rival: str) -> Run | None:
 
 
 @lru_cache(maxsize=8192)
-def difference(left: Run, right: Run, measure: str) -> PairedDifference | None:
+def difference(left: Run, right: Run, measure: str) -> Mean | None:
     """Left minus right over the queries that both have; None where they share none with the measure."""
     if measure not in left.measures or measure not in right.measures:
         return None
     try:
-        found = paired_difference(left, right, measure)
+        return paired_difference(left, right, measure)
     except EmptyInput:
         return None
-    # What is zero but for the last bits of a sum must not lie above or below it.
-    return replace(found, low=round(found.low, 9), high=round(found.high, 9))
 
 
-def is_ahead(found: PairedDifference) -> bool:
+def is_ahead(found: Mean) -> bool:
     """Whether the queries tell that left is better: what the words and the marks of the tables go by alike."""
     return found.low > 0
 
 
-def is_behind(found: PairedDifference) -> bool:
+def is_behind(found: Mean) -> bool:
     """Whether the queries tell that left is worse."""
     return found.high < 0
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.errors import EmptyInput
 from adacur.replay import Run
-from adacur.requirements import require
 from adacur_lab.report.lines import Line, Panel, estimate, labels, lines, measured, panels, setting, setting_words
 from adacur_lab.report.measures import JUDGED, band_words, error_measures, measure_words, recall_k, recall_measures
 from adacur_lab.report.styles import STEP_COLOURS, Style, styles
@@ -300,19 +301,16 @@ def _index_calls(run: Run) -> float | None:
 
 def looks() -> AbstractContextManager[None]:
     """Every figure is drawn in here, so that all look alike."""
-    matplotlib = require("matplotlib", extra="report")
-    look: AbstractContextManager[None] = matplotlib.rc_context(_LOOK)
-    return look
+    return matplotlib.rc_context(_LOOK)
 
 
 def panel_grid(rows: int, columns: int, *, square: bool = False) -> tuple[Any, Any]:
     """A figure and its panels, an array of (rows, columns)."""
     # A Figure of its own, not pyplot's: nothing to close, no window, safe in a server's thread.
-    figures = require("matplotlib.figure", extra="report")
     width = max(_WIDTH, 2.4 * columns) if columns > 1 else 5.6
     each = width / columns
     height = rows * (each if square else min(max(0.8 * each, 2.5), 3.4)) + 0.5
-    figure = figures.Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

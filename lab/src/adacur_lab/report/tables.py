@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from adacur.errors import EmptyInput
-from adacur.replay import PairedDifference, Run
+from adacur.replay import Mean, Run
 from adacur_lab.report.differences import difference, is_ahead, is_behind, is_bound, rival_of
 from adacur_lab.report.lines import Estimate, Panel, estimate, labels, measured, pooled, setting, setting_words
 from adacur_lab.report.measures import JUDGED, measure_words, number, recall_measures
@@ -267,10 +267,10 @@ def _mark(cells: dict[tuple[Run, str], Cell], runs: Sequence[Run], measure: str)
         cells[run, measure] = replace(cells[run, measure], best=equal, close=close)
 
 
-def _difference_cell(found: PairedDifference | None, measure: str) -> Cell | None:
+def _difference_cell(found: Mean | None, measure: str) -> Cell | None:
     if found is None:
         return None
-    value = Estimate(found.difference, found.low, found.high, found.n_queries)
+    value = Estimate(found.value, found.low, found.high, found.n)
     ahead, behind = is_ahead(found), is_behind(found)
     return Cell(measure, value, best=ahead, close=not ahead and not behind, behind=behind, signed=True)
 

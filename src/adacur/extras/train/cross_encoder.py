@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from adacur.arrays import FloatArray, IntArray
 from adacur.budget import is_whole
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
@@ -20,11 +21,13 @@ from adacur.extras.train.judged_queries import LearningData, learning_data, same
 from adacur.extras.train.mining import MiningBudget
 from adacur.extras.train.negatives import Draws, Mixture, Pool, facts_of_first, first_stage_positions, near_misses
 from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.teacher_scores import Taught
 from adacur.extras.train.training_settings import TrainingSettings, check_installed
 from adacur.first_stages import AnyStage
-from adacur.protocols import Scorer
+from adacur.protocols import Items, Scorer
+from adacur.records import Query
+from adacur.scorers.cached import Cached
 from adacur.scorers.cross_encoders.checkpoints import architecture, checkpoint_folder
+from adacur.scores import score_pairs
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task
@@ -82,15 +85,15 @@ def train_cross_encoder(
       items for the mixture; by default 2, and 1 where there is one epoch
     - `mining_calls`: pairs that the searches of a turn may score, with their index; by default they take about as long
       as the turn's training
-    - `teachers`: scorers to learn from
+    - `teachers`: scorers to learn from; each pair that is shown is paid for once
     - `held_out`: queries to check with; by default a tenth, at most 200
     - `shortlist`: items of a check that the first stage finds
     - `sample`: random items of a check; by default it costs at most half as many pairs as an epoch
     - `max_tokens`, `max_item_tokens`: where pairs and items are cut
     - `device`: "cpu" or "cuda"
 
-    Items that outscore the relevant one by a margin, under a teacher or in two minings, one after the other, may be
-    missing judgements. They are listed in `folder`/set_aside.jsonl, and after two minings no longer shown.
+    What the last mining found first and what still outscores the relevant items by a margin may be a missing
+    judgement: `folder`/set_aside.jsonl lists it.
     """
     check_installed()
     if (
@@ -196,23 +199,20 @@ def train_cross_encoder(
             seed=settings.seed,
             progress=progress,
         )
-        taught = Taught(teachers, judged, data.items, run.teachers, progress=progress) if teachers else None
-
-        def mine(epoch: int) -> list[Pool]:
-            pools = lessons.pools(epoch)
-            if taught:
-                taught.learn([draws.from_(place, pool) for place, pool in enumerate(pools)])
-            return pools
+        asked = [Cached(teacher, run.teachers) for teacher in teachers]
+        # Before the training, which a teacher that fails need not begin.
+        targets = np.concatenate(mean_scores(asked, data.held_out.queries, shortlists, data.items)) if asked else None
 
         def draw(place: int, epoch: int, pool: Pool | None) -> PairExample:
             positions = draws(place, epoch, pool)
-            return place, positions, taught.scores(place, positions) if taught else np.eye(1, len(positions))[0]
+            return place, positions, np.eye(1, len(positions))[0]
 
-        targets = None
-        if taught:
-            # Before the training, which a teacher that fails must not end.
-            mine(0)
-            targets = np.concatenate(taught.of(data.held_out.queries, shortlists))
+        def collate(examples: Sequence[PairExample]) -> dict[str, Any]:
+            if asked:
+                places, shown, _ = zip(*examples, strict=True)
+                taught = mean_scores(asked, [judged.queries[place] for place in places], shown, data.items)
+                examples = list(zip(places, shown, taught, strict=True))
+            return model.step(texts, examples)
 
         def check() -> Mapping[str, float]:
             scores = model.scores_of(pairs)
@@ -223,16 +223,9 @@ def train_cross_encoder(
             return quality | {"error": float(np.mean(errors**2))}
 
         texts = model.tokens.texts(judged.queries, data.items.at(range(len(data.items))))
-        examples = fitting.Examples(len(judged), draw=draw, collate=lambda of: model.step(texts, of), mine=mine)
+        examples = fitting.Examples(len(judged), draw=draw, collate=collate, mine=lessons.pools)
         watched = "error" if teachers else "mrr_all"
-        return fitting.Task(
-            model,
-            examples,
-            check,
-            watched,
-            lower_is_better=bool(teachers),
-            finish=lambda: lessons.finish(taught.set_aside() if taught else []),
-        )
+        return fitting.Task(model, examples, check, watched, lower_is_better=bool(teachers), finish=lessons.finish)
 
     trained = fitting.run_training(
         folder, facts, prepare, base=base, settings=settings, device=device, progress=progress
@@ -256,3 +249,12 @@ def _tell_cost(
         before = "turn 2" if n_turns == 2 else f"each of turns 2 to {n_turns}"
         mining = f" Mining before {before}: {described}."
     _log.info("%s pairs to train on, and %s in each of %d checks.%s", f"{pairs:,}", f"{check:,}", epochs + 1, mining)
+
+
+def mean_scores(
+    teachers: Sequence[Scorer], queries: Sequence[Query], positions: Sequence[IntArray], items: Items
+) -> list[FloatArray]:
+    """Per query, the teachers' mean score of the items at these positions."""
+    pairs = [(query, item) for query, row in zip(queries, positions, strict=True) for item in items.at(row.tolist())]
+    total = np.sum([score_pairs(teacher, pairs) for teacher in teachers], axis=0)
+    return np.split(total / len(teachers), np.cumsum([len(row) for row in positions])[:-1])

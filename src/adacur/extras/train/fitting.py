@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -104,8 +105,11 @@ def run_training(
         trained = fit(task, settings=settings, run=run, device=place, progress=progress)
         if task.finish is not None:
             task.finish()
-        task.model.save(run.state / "model")
-        run.publish(run.state / "model")
+        model = run.state / "model"
+        # That of a run which was killed while it published it.
+        shutil.rmtree(model, ignore_errors=True)
+        task.model.save(model)
+        run.publish(model)
         return run.finish(trained)
 
 
@@ -170,7 +174,13 @@ def fit(task: Task, *, settings: TrainingSettings, run: RunFolder, device: Any, 
         trainer.remove_callback(transformers.PrinterCallback)
         before = dict(trainer.measured())
         started = time.monotonic()
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
+        try:
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
+        except torch.OutOfMemoryError as error:
+            raise TrainingFailed(
+                f"{device} ran out of memory after {trainer.state.global_step} updates. Free some and run the same "
+                "again, or lower max_tokens, max_item_tokens or negatives in another folder."
+            ) from error
     state = trainer.state
     log: list[Mapping[str, Any]] = [{"step": 0, **before}]
     log += [{name.removeprefix("eval_"): value for name, value in line.items()} for line in state.log_history]
@@ -240,25 +250,9 @@ class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
-        """One step, in `parts` where the model has them; smaller ones where the device runs out of memory."""
-        if not hasattr(self.model, "parts"):
-            return super().training_step(model, inputs, *args)
-        weights = list(self.model.parameters())
-        # Of steps that make one update with this one; elsewhere there are none.
-        before = [None if weight.grad is None else weight.grad.clone() for weight in weights]
-        while True:
-            try:
-                losses = [
-                    super(_CheckedTrainer, self).training_step(model, part, *args)
-                    for part in self.model.parts(**inputs)
-                ]
-                return torch.stack(losses).sum()
-            except torch.OutOfMemoryError:
-                pass
-            # Only outside the except block is the memory of the failed attempt free.
-            for weight, gradient in zip(weights, before, strict=True):
-                weight.grad = None if gradient is None else gradient.clone()
-            self.model.take_less()
+        """One step, in `parts` where the model has them."""
+        parts = self.model.parts(**inputs) if hasattr(self.model, "parts") else [inputs]
+        return torch.stack([super(_CheckedTrainer, self).training_step(model, part, *args) for part in parts]).sum()
 
     def measured(self) -> Mapping[str, float]:
         # The update after a finite loss can still ruin the weights, and NaN scores rank well.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from adacur.search.plan import Plan
 from adacur.search.snapshot import Snapshot
 from adacur.seeds import stream_key
 from adacur.store import AnchorTable
+from adacur.store.writing import write_atomically
 
 _log = logging.getLogger(__name__)
 _LEAST_CALLS = 40_000
@@ -92,73 +94,27 @@ def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int =
     return MiningBudget(anchors, items, queries, per_search)
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """An item that may be relevant although nobody judged it so, and why it is thought to be.
-
-    `looks` says how often it was seen to outscore the best relevant item, whose score is `liked`.
-    """
-
-    place: int
-    position: int
-    liked: float
-    score: float
-    because: str
-    looks: int = 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Mined:
-    """What a mining found: per query positions, best first, and their scores (none where a query was not searched).
-
-    `liked` is the score of the query's best relevant item; `margin` is what must lie between two scores to count.
+    """What a mining found: per query the positions of what it likes best, without the relevant ones; none where a query
+    was not searched. `margin` is what must lie between two scores to count.
     """
 
     positions: list[IntArray]
-    scores: list[FloatArray]
-    liked: FloatArray
     margin: float
-
-    def outscoring(self) -> list[IntArray]:
-        """Per query, the items that outscore every relevant one by the margin."""
-        return [
-            positions[scores > liked + self.margin]
-            for positions, scores, liked in zip(self.positions, self.scores, self.liked, strict=True)
-        ]
-
-    def all_outscoring(self, because: str) -> list[SetAside]:
-        """The same as one list, with scores."""
-        return [
-            SetAside(place, int(position), float(self.liked[place]), float(score), because)
-            for place, (positions, scores) in enumerate(zip(self.positions, self.scores, strict=True))
-            for position, score in zip(positions, scores, strict=True)
-            if score > self.liked[place] + self.margin
-        ]
 
     def save(self, file: Path) -> None:
         """Write it, whole or not at all."""
-        sizes = [len(row) for row in self.positions]
-        partial = file.with_name(file.name + ".partial")
-        with partial.open("wb") as stream:
-            np.savez(
-                stream,
-                sizes=sizes,
-                positions=np.concatenate(self.positions).astype(np.int32),
-                scores=np.concatenate(self.scores),
-                liked=self.liked,
-                margin=self.margin,
-            )
-        os.replace(partial, file)
+        sizes, content = [len(row) for row in self.positions], io.BytesIO()
+        np.savez(content, sizes=sizes, positions=np.concatenate(self.positions), margin=self.margin)
+        write_atomically(file, content.getvalue())
 
     @classmethod
     def load(cls, file: Path) -> Mined:
         """Read what `save` wrote."""
         with np.load(file) as stored:
             cuts = np.cumsum(stored["sizes"])[:-1]
-            positions, scores = stored["positions"].astype(np.intp), stored["scores"]
-            return cls(
-                np.split(positions, cuts), np.split(scores, cuts), liked=stored["liked"], margin=float(stored["margin"])
-            )
+            return cls(np.split(stored["positions"], cuts), float(stored["margin"]))
 
 
 def mine(
@@ -166,45 +122,28 @@ def mine(
     judged: JudgedQueries,
     items: Items,
     *,
-    first: AnyStage | None,
+    first: AnyStage,
     plan: MiningBudget,
     seed: int,
     progress: bool = False,
 ) -> Mined:
     """What searches with this scorer like best for the queries, without what is relevant to them."""
-    best = found_by_search(scorer, judged.queries, items, first=first, plan=plan, seed=seed, progress=progress)
-    positions: list[IntArray] = []
-    scores: list[FloatArray] = []
-    for (of_query, its_scores), relevant in zip(best, judged.relevant, strict=True):
-        kept = np.flatnonzero(~np.isin(of_query, relevant))[:_KEPT]
-        positions.append(of_query[kept])
-        scores.append(its_scores[kept])
-    liked = liked_scores(scorer, judged, items, [place for place, row in enumerate(positions) if len(row)])
-    return Mined(positions, scores, liked, margin_of(scores))
-
-
-def found_by_search(
-    scorer: Scorer,
-    queries: Sequence[Query],
-    items: Items,
-    *,
-    first: AnyStage | None,
-    plan: MiningBudget,
-    seed: int,
-    progress: bool = False,
-) -> list[tuple[IntArray, FloatArray]]:
-    """Per query, positions of all that a search scored, best first, and their scores; none where none was made."""
+    queries, calls = judged.queries, plan.calls_per_search
     index, at = _index(scorer, queries, items, first=first, plan=plan, seed=seed, progress=progress)
     searched = {query.id for query in _drawn(queries, plan.queries, seed=seed)}
     places = [place for place, query in enumerate(queries) if query.id in searched]
-    best: list[tuple[IntArray, FloatArray]] = [(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
-    calls = plan.calls_per_search
+    positions: list[IntArray] = [np.empty(0, np.intp) for _ in queries]
+    deviations: list[FloatArray] = []
     for some in _parts(places, _QUERIES_AT_ONCE, "mine: search", " queries", progress):
         asked = [queries[place] for place in some]
         answers = index.search(asked, calls, budget=calls, method=Together(rounds=_ROUNDS), fuse=0)
         for place, hits in zip(some, answers, strict=True):
-            best[place] = at[index.items.positions(hits.ids)], np.asarray(hits.scores, np.float32)
-    return best
+            found = at[index.items.positions(hits.ids)]
+            kept = np.flatnonzero(~np.isin(found, judged.relevant[place]))[:_KEPT]
+            positions[place], scores = found[kept], np.asarray(hits.scores)[kept]
+            deviations.append(scores - scores.mean() if len(scores) else scores)
+    # One standard deviation of scores about their query's mean: every scorer has its own scale.
+    return Mined(positions, float(np.concatenate(deviations).std()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,23 +162,21 @@ def _index(
     queries: Sequence[Query],
     items: Items,
     *,
-    first: AnyStage | None,
+    first: AnyStage,
     plan: MiningBudget,
     seed: int,
     progress: bool,
 ) -> tuple[AnchorIndex, IntArray]:
     """An index in memory of all items or of a sample, and where its items are among all."""
-    anchors = _drawn(queries, plan.anchors, seed=seed)
-    at = np.arange(len(items))
+    anchors, at, held = _drawn(queries, plan.anchors, seed=seed), np.arange(len(items)), items
+    # Of a sample it would speak of all items, and what it finds is shown as near misses anyway.
+    stages = {getattr(first, "name", "first"): first} if plan.items == len(items) else {}
     if plan.items < len(items):
         at = np.sort(np.random.default_rng(stream_key(seed, "mined items")).choice(len(items), plan.items, False))
-        # It speaks of all items, and what it finds is shown as near misses anyway.
-        first = None
-    held = items if plan.items == len(items) else ItemList(items.at(at.tolist()))
+        held = ItemList(items.at(at.tolist()))
     scores = np.empty((plan.items, len(anchors)), np.float32)
     for some in _parts(list(range(plan.items)), _ITEMS_AT_ONCE, "mine: index", " items", progress):
         scores[some[0] : some[-1] + 1] = score_grid(scorer, anchors, held.at(some)).T
-    stages = {} if first is None else {getattr(first, "name", "first"): first}
     table = AnchorTable(held, tuple(anchors), scores)
     return AnchorIndex(table, scorer=scorer, first=stages, card=scorer.card), at
 
@@ -261,84 +198,39 @@ def _parts(of: list[int], size: int, name: str, unit: str, progress: bool) -> It
             bar.update(len(of[start : start + size]))
 
 
-def liked_scores(scorer: Scorer, judged: JudgedQueries, items: Items, places: Sequence[int]) -> FloatArray:
-    """The score of each query's best relevant item; NaN of queries at other places, which nothing outscores."""
-    pairs = [(judged.queries[place], item) for place in places for item in items.at(judged.relevant[place].tolist())]
-    scores = score_pairs(scorer, pairs)
-    liked = np.full(len(judged), np.nan, np.float32)
-    start = 0
-    for place in places:
-        end = start + len(judged.relevant[place])
-        liked[place] = scores[start:end].max()
-        start = end
-    return liked
-
-
-def margin_of(scores: Sequence[FloatArray]) -> float:
-    """One standard deviation of scores about their query's mean: every scorer has its own scale."""
-    spread = [row - row.mean() for row in scores if len(row)]
-    return float(np.concatenate(spread).std()) if spread else 0.0
-
-
-def twice(earlier: Mined, now: Mined) -> list[SetAside]:
-    """Items that outscored every relevant one by the margin in two minings, one after the other."""
-    before = earlier.outscoring()
-    found = now.all_outscoring("in two minings")
-    return [replace(one, looks=2) for one in found if one.position in before[one.place]]
-
-
-def likeliest(found: Sequence[SetAside]) -> list[SetAside]:
-    """One item of each query: that of the most looks and, of these, the highest score; in this order.
-
-    Where many items outscore the relevant one, the model is wrong and not the judgements.
+def list_set_aside(scorer: Scorer, judged: JudgedQueries, items: Items, mined: Mined, folder: Path) -> None:
+    """List for a person what may be missing judgements: the items that a mining found first for their queries and that
+    outscore every relevant one by the margin, at most 50; no file for none.
     """
-    best: dict[int, SetAside] = {}
-    for one in sorted(found, key=lambda one: (-one.looks, one.liked - one.score)):
-        best.setdefault(one.place, one)
-    return list(best.values())
-
-
-def list_set_aside(found: Sequence[SetAside], judged: JudgedQueries, items: Items, folder: Path) -> None:
-    """List items for a person to judge, as texts: one item of a query, and at most 50 in all; no file for none."""
     file = folder / _LIST
     file.unlink(missing_ok=True)
-    listed = likeliest(found)[:_LISTED]
-    if not listed:
+    if not (places := [place for place, row in enumerate(mined.positions) if len(row)]):
         return
-    with file.open("w", encoding="utf-8") as stream:
-        for one in listed:
-            query = judged.queries[one.place]
-            relevant, item = items.at([int(judged.relevant[one.place][0]), one.position])
-            row = {
-                "query": query.id,
-                "query_text": query.text,
-                "positive": relevant.id,
-                "positive_text": relevant.text,
-                "positive_score": round(one.liked, 4),
-                "item": item.id,
-                "item_text": item.text,
-                "score": round(one.score, 4),
-                "because": one.because,
-            }
-            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    shown = [items.at([int(mined.positions[place][0]), *judged.relevant[place].tolist()]) for place in places]
+    pairs = [(judged.queries[place], item) for place, some in zip(places, shown, strict=True) for item in some]
+    scores = np.split(score_pairs(scorer, pairs), np.cumsum([len(some) for some in shown])[:-1])
+    rows: list[tuple[float, dict[str, Any]]] = []
+    for place, (item, *relevant), (score, *liked) in zip(places, shown, scores, strict=True):
+        best = int(np.argmax(liked))
+        if score <= liked[best] + mined.margin:
+            continue
+        query, positive = judged.queries[place], relevant[best]
+        row: dict[str, Any] = {
+            "query": query.id,
+            "query_text": query.text,
+            "positive": positive.id,
+            "positive_text": positive.text,
+        }
+        row |= {"positive_score": round(float(liked[best]), 4), "item": item.id, "item_text": item.text}
+        rows.append((float(liked[best] - score), row | {"score": round(float(score), 4)}))
+    if not rows:
+        return
+    listed = [row for _, row in sorted(rows, key=lambda one: one[0])[:_LISTED]]
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in listed), encoding="utf-8")
     _log.warning(
-        "%s items outscore the relevant item of their query by a margin: missing judgements, or mistakes. The %d "
-        "most likely to be judgements, one of a query, are in %s.",
-        f"{len(found):,}",
+        "%s items outscore the relevant items of their query by a margin: missing judgements, or mistakes. The %d that "
+        "do so by most are in %s.",
+        f"{len(rows):,}",
         len(listed),
         file,
     )
-
-
-def still_preferred(scorer: Scorer, judged: JudgedQueries, items: Items, mined: Mined) -> Mined:
-    """The items of a mining that outscored the relevant ones, scored again: those that still do outscore them."""
-    rows = mined.outscoring()
-    places = [place for place, row in enumerate(rows) if len(row)]
-    if not places:
-        return replace(mined, positions=rows, scores=[np.empty(0, np.float32) for _ in rows])
-    pairs = [(judged.queries[place], item) for place in places for item in items.at(rows[place].tolist())]
-    again = np.split(score_pairs(scorer, pairs), np.cumsum([len(rows[place]) for place in places])[:-1])
-    scores = [np.empty(0, np.float32) for _ in rows]
-    for place, of_query in zip(places, again, strict=True):
-        scores[place] = of_query
-    return Mined(rows, scores, liked_scores(scorer, judged, items, places), mined.margin)

@@ -70,15 +70,10 @@ NEAR_ALONE = Mixture(near=1, random=0, found=0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """What the negatives of one query are drawn from; `set_aside` are items that may be relevant after all."""
+    """What the negatives of one query are drawn from, beside random items."""
 
     near: IntArray
     found: IntArray = field(default_factory=_NONE.copy)
-    set_aside: IntArray = field(default_factory=_NONE.copy)
-
-    @property
-    def parts(self) -> tuple[IntArray, IntArray, IntArray]:
-        return self.near, self.found, self.set_aside
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,29 +102,19 @@ class Draws:
         relevant = self._drawn("relevant", self.judged.relevant[place], 1, place, epoch)
         if pool is None:
             return relevant
-        n = self._n
+        n, left_out = self._n, self.judged.relevant[place]
         n_near, n_found = self.mixture.counts(n, has_found=len(pool.found) > 0)
-        left_out = np.concatenate((self.judged.relevant[place], pool.set_aside))
         chosen = self._drawn("found", _but(pool.found, left_out), n_found, place, epoch)
         near = _but(_but(pool.near, left_out), chosen)
         chosen = np.concatenate((chosen, self._drawn("negatives", near, n_near, place, epoch)))
-        others = _but(_but(self.random(place, epoch, len(left_out)), left_out), chosen)
-        chosen = np.concatenate((chosen, others[: n - len(chosen)]))
-        if len(chosen) < n:
-            # So small a collection that only what was set aside is left.
-            chosen = np.concatenate((chosen, _but(pool.set_aside, chosen)[: n - len(chosen)]))
-        return np.concatenate((relevant, chosen))
+        others = _but(_but(self._random(place, epoch), left_out), chosen)
+        return np.concatenate((relevant, chosen, others[: n - len(chosen)]))
 
-    def random(self, place: int, epoch: int, n_left_out: int) -> IntArray:
-        """Items in random order, enough of them for all negatives though some are left out or drawn already."""
-        n = min(len(self.items), 2 * self.negatives + n_left_out)
+    def _random(self, place: int, epoch: int) -> IntArray:
+        """Items in random order, enough of them for all negatives though some are relevant or drawn already."""
+        n = min(len(self.items), 2 * self.negatives + len(self.judged.relevant[place]))
         key = stream_key(self.seed, "random", str(epoch if self.anew else 0), self.judged.queries[place].id)
         return np.random.default_rng(key).choice(len(self.items), n, replace=False)
-
-    def from_(self, place: int, pool: Pool) -> IntArray:
-        """All that may be shown for the query at this place, where random items stay the same."""
-        n_left_out = len(self.judged.relevant[place]) + len(pool.set_aside)
-        return np.unique(np.concatenate((self.judged.relevant[place], *pool.parts, self.random(place, 0, n_left_out))))
 
     def _drawn(self, what: str, of: IntArray, n: int, place: int, epoch: int) -> IntArray:
         stream = stream_key(self.seed, what, str(epoch), self.judged.queries[place].id)
@@ -159,29 +144,6 @@ def near_misses(first: AnyStage, judged: JudgedQueries, items: Items, *, depth: 
 def without(left_out: Sequence[IntArray], best: Sequence[IntArray], *, depth: int) -> list[IntArray]:
     """Per query, the first `depth` of the best positions that are not left out."""
     return [_but(row, out)[:depth] for row, out in zip(best, left_out, strict=True)]
-
-
-def mixed(
-    queries: Sequence[Query],
-    items: Items,
-    near: Sequence[IntArray],
-    found: Sequence[IntArray] | None,
-    mixture: Mixture,
-    *,
-    n: int,
-    seed: int,
-) -> list[IntArray]:
-    """Per query n items: the best of those found and of those near, by their shares, and random ones."""
-    rows = []
-    for place, query in enumerate(queries):
-        best = _NONE if found is None else found[place]
-        n_near, n_found = mixture.counts(n, has_found=len(best) > 0)
-        chosen = best[:n_found]
-        chosen = np.concatenate((chosen, _but(near[place], chosen)[:n_near]))
-        key = stream_key(seed, "random", query.id)
-        others = np.random.default_rng(key).choice(len(items), min(len(items), 2 * n), replace=False)
-        rows.append(np.concatenate((chosen, _but(others, chosen)[: n - len(chosen)])))
-    return rows
 
 
 def _but(positions: IntArray, left_out: IntArray) -> IntArray:

@@ -41,12 +41,9 @@ def export_onnx(name_or_folder: str | Path, target: str | Path, *, int8: bool = 
     """
     for module in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"):
         require(module, extra="training")
-    target = Path(target)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise InputError(f"A graph is written to a new or an empty folder; {target} holds something. Name another.")
     folder = checkpoint_folder(name_or_folder)
     _check_scores_pairs(folder)
-    with written_whole(target) as unfinished, quiet(require("transformers", extra="training")):
+    with written_whole(Path(target)) as unfinished, quiet(require("transformers", extra="training")):
         graph = unfinished / "model.onnx"
         shutil.copy(folder / "config.json", unfinished)
         _write_graph(folder, graph, opset=opset)

@@ -6,7 +6,6 @@ import copy
 import inspect
 import itertools
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from adacur.arrays import FloatArray, IntArray
-from adacur.errors import InputError, TrainingFailed
+from adacur.errors import InputError
 from adacur.extras.train.emb_cross_encoder import make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.extras.train.emb_head import EmbHead
 from adacur.extras.train.emb_module import EmbCrossEncoder
@@ -36,7 +35,6 @@ from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs,
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.token_limit import token_limit
 
-_log = logging.getLogger(__name__)
 # The place of a query, the positions of its items, and the targets of their scores.
 PairExample = tuple[int, IntArray, FloatArray]
 # Tokens of one forward pass, padding included; fewer leave a GPU waiting for its next kernel.
@@ -73,7 +71,6 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
             tags = head if isinstance(head, EmbHead) else None
             self._tokenizer, self.cross_encoder = untrained(base, tags, add_tags=add_tags)
         self._squared = squared
-        self._tokens_in_memory: int | None = None
         self.tokens = PairTokenizer(
             self._tokenizer.backend_tokenizer,
             max_tokens=token_limit(
@@ -128,38 +125,14 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def tokens_in_memory(self) -> int:
-        """How many tokens may wait for their gradients: by the device's memory, and less once that was too much."""
-        if self._tokens_in_memory is None:
-            self._tokens_in_memory = _affordable_tokens(self.cross_encoder, self._device)
-        return self._tokens_in_memory
-
-    def take_less(self) -> None:
-        """Go on with half as many tokens in memory, as the device has run out of it."""
-        if self.tokens_in_memory == 1:
-            raise TrainingFailed(
-                f"The device {self._device} has too little memory left for one pair. Free some, or lower max_tokens or "
-                "max_item_tokens."
-            )
-        self._tokens_in_memory = self.tokens_in_memory // 2
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        _log.warning(
-            "The device %s ran out of memory; training goes on with at most %d tokens in it.",
-            self._device,
-            self._tokens_in_memory,
-        )
+        """How many tokens may wait for their gradients, by the device's memory."""
+        return _affordable_tokens(self.cross_encoder, self._device)
 
     def scores_of(self, pairs: TokenPairs) -> FloatArray:
         """Scores of all pairs, without gradients."""
-        while True:
-            try:
-                with torch.no_grad():
-                    scores: FloatArray = self._scores_of(pairs, recompute=False).cpu().numpy()
-                    return scores
-            except torch.OutOfMemoryError:
-                pass
-            # Only outside the except block is the memory of the failed attempt free.
-            self.take_less()
+        with torch.no_grad():
+            scores: FloatArray = self._scores_of(pairs, recompute=False).cpu().numpy()
+        return scores
 
     def save(self, folder: Path) -> None:
         """Write the cross-encoder and its tokenizer, whole or not at all; the model stays where it is."""

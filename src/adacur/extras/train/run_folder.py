@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from adacur.errors import InputError
 from adacur.scorers.cross_encoders.weights import weights_hash
+from adacur.store.writing import write_atomically
 
 _PREFIX = "checkpoint-"
 # Written once a checkpoint is complete: a kill in mid-write leaves none.
@@ -69,7 +70,7 @@ class RunFolder:
             )
         for left_over in _all_but_scores(self.state):
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-        _replace(file, made_from)
+        write_atomically(file, _json(made_from))
 
     @property
     def teachers(self) -> Path:
@@ -99,7 +100,7 @@ class RunFolder:
         """Record the result, once the model is written, and remove the checkpoints."""
         facts = asdict(trained)
         del facts["folder"]
-        _replace(self.state / _RESULT, facts)
+        write_atomically(self.state / _RESULT, _json(facts))
         for checkpoint in self.state.glob(f"{_PREFIX}*"):
             shutil.rmtree(checkpoint)
         return trained
@@ -151,7 +152,7 @@ def check_may_write(folder: Path) -> None:
         raise InputError(f"A model is written to a folder; {folder} is a file.")
     state = folder / _STATE
     others = [path for path in folder.glob("*") if path.name not in (_STATE, _LOCK)]
-    others += [path for path in _all_but_scores(state) if path != _partial(state / _RUN)]
+    others += [path for path in _all_but_scores(state) if path.name != f"{_RUN}.partial"]
     if others and not (state / _RUN).exists():
         raise InputError(f"{folder} holds {others[0].name}, which training did not write. Use another folder.")
 
@@ -174,12 +175,5 @@ def _all_but_scores(state: Path) -> list[Path]:
     return [path for path in state.glob("*") if not path.name.startswith(_TEACHERS)]
 
 
-def _replace(file: Path, content: Mapping[str, Any]) -> None:
-    """All of the new content or all of the old, whenever the process ends."""
-    partial = _partial(file)
-    partial.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-    partial.replace(file)
-
-
-def _partial(file: Path) -> Path:
-    return file.with_name(file.name + ".partial")
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False)

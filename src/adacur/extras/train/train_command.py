@@ -85,31 +85,18 @@ def dual_encoder(
 
 
 def distill(
-    data: Annotated[
-        str,
-        Argument(
-            metavar="INDEX|DATA",
-            help="An index, whose anchor scores teach; or, with --teacher, a collection as for dual-encoder, or with "
-            "--queries any items that build takes.",
-        ),
-    ],
+    index: Annotated[str, Argument(metavar="INDEX", help="An index, whose anchor scores teach.")],
     out: _Out,
     base: _Base = None,
-    teacher: Annotated[
-        list[str] | None,
-        Option(help="A scorer, named as for build, whose scores are learnt; of several, their mean."),
-    ] = None,
-    queries: Annotated[Path | None, Option(help="With --teacher: a file of queries, judged or not.")] = None,
     epochs: _Epochs = None,
     settings: _TrainingOptions = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Train a dual encoder to order items as a cross-encoder does. From an index, nothing is scored.
+    """Train a dual encoder to order items as the cross-encoder of an index does. Nothing is scored.
 
     Example: adacur train distill my.adacur my-encoder
     """
-    flags = {"base": base, "teacher": teacher, "queries": queries, "epochs": epochs}
-    _train("distill", data, out, settings=settings, flags=flags, as_json=as_json)
+    _train("distill", index, out, settings=settings, flags={"base": base, "epochs": epochs}, as_json=as_json)
 
 
 def _train(

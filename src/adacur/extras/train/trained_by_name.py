@@ -16,23 +16,19 @@ from adacur.data import (
     mondo,
     names,
     read_beir,
-    read_items,
     read_qrels,
-    read_queries,
     split_queries,
 )
 from adacur.errors import InputError, UnknownName, UnknownOption
 from adacur.extras.train.cross_encoder import train_cross_encoder
-from adacur.extras.train.dual_encoder import distill, train_dual_encoder
+from adacur.extras.train.distillation import distill
+from adacur.extras.train.dual_encoder import train_dual_encoder
 from adacur.extras.train.judged_queries import warn_of_leaks
-from adacur.extras.train.negatives import Mixture
-from adacur.extras.train.run_folder import RunFolder, Trained, check_may_write
-from adacur.extras.train.teacher_scores import TeacherScores
+from adacur.extras.train.run_folder import Trained, check_may_write
 from adacur.extras.train.training_settings import TowerOptions, TrainingSettings, check_installed
 from adacur.first_stages import BM25, Dense
 from adacur.first_stages.encoders import encoder
-from adacur.protocols import Items
-from adacur.records import Item, ItemList, Query
+from adacur.records import Item
 from adacur.scorers import scorer
 from adacur.search import load
 from adacur.spelling import did_you_mean
@@ -44,11 +40,11 @@ KINDS: dict[str, Callable[..., Trained]] = {
     "dual-encoder": train_dual_encoder,
     "distill": distill,
 }
+_TOP = 100
 _DEFAULT_BASE, _DEFAULT_ENCODER = "all-MiniLM-L6-v2", "bge-small-en-v1.5"
 _SETTINGS = [field.name for field in fields(TrainingSettings)]
 _TOWERS = [field.name for field in fields(TowerOptions)]
 _DATA = ["split", "number"]
-_TEACHING = ["teacher", "first", "queries", "top", "mixture", "mining_calls"]
 # Options of the functions that are objects, and the plain values that they are made from.
 _MADE_FROM = {"settings": _SETTINGS, "towers": _TOWERS, "teachers": ["teacher"], "progress": []}
 
@@ -58,16 +54,16 @@ def options_of(kind: str) -> list[str]:
     parameters = inspect.signature(KINDS[kind]).parameters.values()
     of_function = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
     plain = [name for option in of_function for name in _MADE_FROM.get(option, [option])]
-    return [*plain, *_DATA, *(_TEACHING if kind == "distill" else [])]
+    return [*plain, *(_DATA if kind != "distill" else [])]
 
 
 def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progress: bool = True) -> Trained:
     """Train a model of a kind in `KINDS` on a collection by name, or distill an index; a killed run continues.
 
-    `data` is a BEIR folder, 'mondo' or irds:ID of ir_datasets; to distill also an index or, with `queries`, any items
-    that `adacur.build` takes. `options` are those in `options_of(kind)`: `base` is a name of the catalogue, a folder or
-    a hub name; `first` is "bm25", "dense" or a dual encoder's folder or hub name; `teacher` is a scorer's name, or a
-    list of them; `split` names the judgements (by default train), and `number` takes that many queries at random.
+    `data` is a BEIR folder, 'mondo' or irds:ID of ir_datasets, and to distill an index. `options` are those in
+    `options_of(kind)`: `base` is a name of the catalogue, a folder or a hub name; `first` is "bm25", "dense" or a dual
+    encoder's folder or hub name; `teacher` is a scorer's name, or a list of them; `split` names the judgements (by
+    default train), and `number` takes that many queries at random.
     """
     known = options_of(kind)
     if unknown := next((name for name in options if name not in known), None):
@@ -90,60 +86,19 @@ def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progre
     given["base"] = _base(str(rest.pop("base", _DEFAULT_BASE)))
     if kind != "cross-encoder":
         given["towers"] = TowerOptions(**taken(_TOWERS))
-    source = taken(_DATA)
     if kind == "distill":
-        items, scores = _taught(data, out, **source, **taken(_TEACHING), seed=settings.seed, progress=progress)
-        return distill(scores, items, out, **given, **rest)
-    collection = _collection(data, **source, seed=settings.seed)
+        if not (Path(data) / "manifest.json").exists():
+            raise InputError(f"A dual encoder is distilled from an index; {data} is none. Build one: adacur build.")
+        with load(data, check=False) as index:
+            return distill(index, out, **{"top": min(_TOP, len(index))} | given | rest)
+    collection = _collection(data, **taken(_DATA), seed=settings.seed)
     _log.info("%s: %s items, %s judged queries.", data, f"{len(collection.items):,}", f"{len(collection.judged):,}")
     first = rest.pop("first", "bm25")
     is_mined = kind == "cross-encoder" or (first != "none" and rest.get("negatives") != 0)
     given["first"] = _first_stage(first, collection.items) if is_mined else None
-    if "miner" in rest:
-        given["miner"] = scorer(rest.pop("miner"))
     if kind == "cross-encoder":
         given["teachers"] = _scorers(rest.pop("teacher", ()))
     return KINDS[kind](collection, out, **given, **rest)
-
-
-def _taught(
-    data: str,
-    out: Path,
-    *,
-    teacher: Any = (),
-    first: str = "bm25",
-    queries: str | None = None,
-    top: int = 100,
-    mixture: str | None = None,
-    mining_calls: int | None = None,
-    seed: int,
-    progress: bool,
-    **source: Any,
-) -> tuple[Items, TeacherScores]:
-    """Items, and the scores to learn from: those of an index, or of teachers that are called now."""
-    if (Path(data) / "manifest.json").exists():
-        if teacher or queries or source or mixture:
-            raise InputError(
-                f"{data} is an index: its anchor scores teach. Leave out teacher, queries, mixture, split, number."
-            )
-        index = load(data, check=False)
-        return index.items, TeacherScores.from_index(index, top=min(top, len(index)))
-    if not teacher:
-        raise InputError(f"{data} is not an index, so its items must be scored: give teacher, a scorer as for build.")
-    chosen: Sequence[Query]
-    if queries is None:
-        collection = _collection(data, **source, seed=seed)
-        items, chosen = ItemList(collection.items), collection.judged
-    else:
-        items = ItemList(list(read_items(data)))
-        chosen = _sample(list(read_queries(queries)), source.get("number"), seed=seed)
-    stage = _first_stage(first, items.at(range(len(items))))
-    cache = RunFolder(out).teachers
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"first": stage, "top": min(top, len(items)), "cache": cache, "progress": progress}
-    if mixture is not None:
-        options |= {"mixture": Mixture.parsed(str(mixture)), "mining_calls": mining_calls, "seed": seed}
-    return items, TeacherScores.from_scorers(_scorers(teacher), chosen, items, **options)
 
 
 def _scorers(given: Any) -> list[Any]:
@@ -184,12 +139,8 @@ def _collection(data: str, *, split: str | None = None, number: int | None = Non
             _log.info("%s has no qrels/train.tsv: do not test on the judgements that are trained on here.", folder)
     if number is None:
         return collection
-    chosen = _sample(collection.judged, number, seed=seed)
+    chosen = split_queries(collection.judged, anchors=0, test=min(number, len(collection.judged)), seed=seed).test
     return replace(collection, qrels={query.id: collection.qrels[query.id] for query in chosen})
-
-
-def _sample(queries: Sequence[Query], n: int | None, *, seed: int) -> Sequence[Query]:
-    return queries if n is None else split_queries(queries, anchors=0, test=min(n, len(queries)), seed=seed).test
 
 
 def _first_stage(name: str, items: Sequence[Item]) -> BM25 | Dense:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from adacur.arrays import IntArray
 from adacur.budget import is_whole
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import JudgedQueries
-from adacur.extras.train.mining import (
-    Mined,
-    MiningBudget,
-    SetAside,
-    likeliest,
-    list_set_aside,
-    mine,
-    plan_mining,
-    still_preferred,
-    twice,
-)
+from adacur.extras.train.mining import Mined, MiningBudget, list_set_aside, mine, plan_mining
 from adacur.extras.train.negatives import Mixture, Pool
 from adacur.extras.train.run_folder import RunFolder
 from adacur.first_stages import AnyStage
@@ -61,76 +47,40 @@ class Turns:
     opened: Callable[[], AbstractContextManager[Scorer]]
     seed: int
     progress: bool = False
-    _pools: tuple[int, list[Pool]] | None = None
 
     def pools(self, epoch: int) -> list[Pool]:
         """What each query's negatives of this epoch are drawn from; mines where a turn begins."""
         turn = epoch * self.n // self.epochs
-        if self._pools is None or self._pools[0] != turn:
-            self._pools = turn, self._pools_of(turn)
-        return self._pools[1]
-
-    def finish(self, others: Sequence[SetAside] = ()) -> None:
-        """Look once more at what the last mining found, and list for a person what may be a missing judgement."""
-        # A run may stop before its last turn, or before any but the first.
-        mined = [Mined.load(file) for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]
-        aside = [*_twice_in(mined), *others]
-        if mined:
-            with self.opened() as scorer:
-                again = still_preferred(scorer, self.judged, self.items, mined[-1])
-            known = {(one.place, one.position): one for one in aside}
-            for one in again.all_outscoring("in the last mining and after training"):
-                earlier = known.get((one.place, one.position))
-                known[one.place, one.position] = (
-                    replace(one, looks=2) if earlier is None else replace(earlier, looks=earlier.looks + 1)
-                )
-            aside = list(known.values())
-        list_set_aside(aside, self.judged, self.items, self.run.path)
-
-    def _pools_of(self, turn: int) -> list[Pool]:
         if turn == 0 or self.plan is None:
             return [Pool(row) for row in self.near]
-        mined = [self._mined(one) for one in range(1, turn + 1)]
-        aside = {one.place: [one.position] for one in likeliest(_twice_in(mined))}
-        return [
-            Pool(near, found, np.array(aside.get(place, []), np.intp))
-            for place, (near, found) in enumerate(zip(self.near, mined[-1].positions, strict=True))
-        ]
-
-    def _mined(self, turn: int) -> Mined:
-        """What the mining before this turn found: from the run's folder, or now."""
         file = self.run.mined(turn)
         if not file.exists():
-            assert self.plan is not None
             started = time.monotonic()
-            options: dict[str, Any] = {"seed": self.seed + turn, "progress": self.progress}
             with self.opened() as scorer:
-                found = mine(scorer, self.judged, self.items, first=self.first, plan=self.plan, **options)
-            found.save(file)
+                options: dict[str, Any] = {"seed": self.seed + turn, "progress": self.progress}
+                mine(scorer, self.judged, self.items, first=self.first, plan=self.plan, **options).save(file)
             _log.info("Mining before turn %d took %.0f s.", turn + 1, time.monotonic() - started)
-        return Mined.load(file)
+        return [Pool(near, found) for near, found in zip(self.near, Mined.load(file).positions, strict=True)]
+
+    def finish(self) -> None:
+        """Look once more at what the last mining found, and list for a person what may be a missing judgement."""
+        # A run may stop before its last turn, or before any but the first.
+        if mined := [file for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]:
+            with self.opened() as scorer:
+                list_set_aside(scorer, self.judged, self.items, Mined.load(mined[-1]), self.run.path)
 
 
 @contextmanager
 def opened_for_scoring(save: Callable[[Path], None], folder: Path, **options: Any) -> Iterator[TorchCrossEncoder]:
-    """A model in training as a scorer, which is many times faster than its steps; random draws go on as before."""
-    import torch
-
-    with torch.random.fork_rng(devices=[] if options["device"] == "cpu" else None):
-        save(folder)
-        try:
-            with TorchCrossEncoder(folder, **options) as scorer:
-                yield scorer
-        finally:
-            shutil.rmtree(folder)
-
-
-def _twice_in(mined: Sequence[Mined]) -> list[SetAside]:
-    """What was set aside in any two minings, one after the other; as it was last seen."""
-    found = [one for earlier, now in itertools.pairwise(mined) for one in twice(earlier, now)]
-    looks = Counter((one.place, one.position) for one in found)
-    last = {(one.place, one.position): one for one in found}
-    return [replace(one, looks=1 + looks[key]) for key, one in last.items()]
+    """A model in training as a scorer, which is many times faster than its steps."""
+    # That of a run which was killed meanwhile.
+    shutil.rmtree(folder, ignore_errors=True)
+    save(folder)
+    try:
+        with TorchCrossEncoder(folder, **options) as scorer:
+            yield scorer
+    finally:
+        shutil.rmtree(folder)
 
 
 def planned(
