@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from adacur.arrays import FloatArray
 from adacur.errors import ScorerError
 from adacur.money import Money, Price
@@ -95,7 +97,7 @@ class Till(Wrapping):
         """One score per pair, in order."""
         tokens = count_tokens(self.scorer, pairs) if self._price is not None else None
         n, units = self._affordable(len(pairs), tokens)
-        scores: Any = ()
+        scores: FloatArray = np.empty(0)
         if n:
             started = self._clock()
             scores = self.scorer.score(pairs[:n])

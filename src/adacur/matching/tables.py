@@ -23,7 +23,7 @@ _IDS = ("id", "_id")
 _NAMED = 5
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Table:
     """Rows as `Item(id, text)`, read anew each time, so that they need not fit in memory.
 
@@ -94,11 +94,9 @@ class Table:
             )
         return n_rows
 
-    def is_same(self, other: Table) -> bool:
-        """Whether both read the same rows: the same object, or the same file."""
-        if isinstance(self.source, str | Path) and isinstance(other.source, str | Path):
-            return Path(self.source).resolve() == Path(other.source).resolve()
-        return self.source is other.source
+    def is_file(self, path: str | Path) -> bool:
+        """Whether it is read from this file."""
+        return isinstance(self.source, str | Path) and Path(self.source).resolve() == Path(path).resolve()
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
         if isinstance(self.source, str | Path):
@@ -158,4 +156,4 @@ def _plain(value: Any) -> str:
     if value is None or isinstance(value, Mapping | list) or (isinstance(value, float) and math.isnan(value)):
         return ""
     # Missing values of pandas are not equal to themselves.
-    return "" if value != value else str(value)  # noqa: PLR0124
+    return "" if value != value else str(value)
