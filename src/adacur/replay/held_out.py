@@ -22,7 +22,7 @@ from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.finish import Documents
 from adacur.search.methods import AdaCUR
-from adacur.search.plan import Plan
+from adacur.search.plan import Model, Plan
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
 from adacur.search.tuned import GaussianSettings, first_weight_of
@@ -135,8 +135,13 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
     scorer = AnchorScorer(index.anchors)
     plan = plan_search(index, k, **options | {"fuse": 0.0}, scorer=scorer)
     if plan.model is not None:
-        plan = replace(plan, model=replace(plan.model, approximator=_LeavingOut(plan.model.approximator)))
+        plan = replace(plan, model=leaving_out(plan.model))
     return [exact_scores(hits, scorer) for hits in search(by_items(plan), queries, k, started=started)]
+
+
+def leaving_out(model: Model) -> Model:
+    """The same model for anchor queries, each as if it were new."""
+    return replace(model, approximator=_LeavingOut(model.approximator))
 
 
 def by_items(plan: Plan) -> Plan:
