@@ -22,8 +22,9 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.model.features import Features
+from adacur.model.listed_features import ListedFeatures, room_for
 from adacur.model.posteriors import FEWEST_RESIDUALS, Posterior, Priors, chance_above
-from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE, RankSlopes
+from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
@@ -34,9 +35,8 @@ _SLACK = 32
 _PER_QUERY = (
     *("_prior", "_variances", "_trusts", "_weights", "_levels", "_offsets"),
     *("_at", "_filled", "_inverse", "_targets", "_solved"),
-    *("_listed", "_rises", "_in_order", "_rises_in_order", "_slope"),
+    *("_listed", "_values", "_listed_means", "_listed_covariances", "_listed_weights"),
 )
-_NO_SLOPES = RankSlopes(np.empty(0), np.empty((0, 0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,12 +88,7 @@ class DevicePosteriors:
         self._level_variance, self._noise = priors.level_variance, priors.noise
         self._weights = self._prior
         self._levels = self._offsets = torch.zeros(self._n_queries, dtype=torch.float64, device=self._device)
-        slopes = (priors.slopes if priors.lists else None) or _NO_SLOPES
-        self._listed, self._rises = self._ranked(priors.lists, len(slopes.means))
-        self._in_order, order = self._listed.sort(dim=2, stable=True)
-        self._rises_in_order = self._rises.gather(2, order)
-        self._slope_means, self._slope_covariance = self._sent(slopes.means), self._sent(slopes.covariance)
-        self._slope = self._slope_means.expand(self._n_queries, -1)
+        self._place_listed(priors.listed)
         # Of the scored items: where they are, which of these places are filled, L⁻¹ of their covariance, the targets.
         self._at = torch.zeros((self._n_queries, 0), dtype=torch.int64, device=self._device)
         self._filled = torch.zeros((self._n_queries, 0), dtype=torch.bool, device=self._device)
@@ -101,15 +96,29 @@ class DevicePosteriors:
         self._targets = torch.zeros((self._n_queries, 0), dtype=torch.float64, device=self._device)
         self._solved = self._targets
 
+    def _place_listed(self, listed: Sequence[ListedFeatures]) -> None:
+        """Send the listed features to the device: padding lies behind the last item, and features that lack are 0."""
+        n_items, n_features = room_for(listed)
+        shape = (len(listed), n_items, n_features)
+        at, values = np.full(shape[:2], self._n_items, dtype=np.int64), np.zeros(shape)
+        means, covariances = np.zeros((len(listed), n_features)), np.zeros((len(listed), n_features, n_features))
+        for query, some in enumerate(listed):
+            n, m = len(some.positions), some.n_features
+            at[query, :n], values[query, :n, :m] = some.positions, some.values
+            means[query, :m], covariances[query, :m, :m] = some.means, some.covariance
+        self._listed, self._values = self._torch.from_numpy(at).to(self._device), self._sent(values)
+        self._listed_means, self._listed_covariances = self._sent(means), self._sent(covariances)
+        self._listed_weights = self._listed_means
+
     @property
     def is_on_host(self) -> bool:
         """Whether numpy solves for the posteriors: such a batch cannot be joined with others."""
         return bool(self._on_host)
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """How many scores, and how many ranks, there is room for: batches that are joined must agree in both."""
-        return self._at.shape[1], self._listed.shape[2]
+    def widths(self) -> tuple[int, ...]:
+        """How many scores, listed items and listed features there is room for: joined batches must agree in all."""
+        return self._at.shape[1], *self._values.shape[1:]
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[DevicePosteriors, Sequence[int]]]) -> DevicePosteriors:
@@ -160,8 +169,8 @@ class DevicePosteriors:
         among = covariance[:, :, known:] + torch.diag_embed(torch.where(filled, self._noise, 1.0))
         self._append(covariance[:, :, :known], among, torch.where(filled, residuals, 0.0))
         (self._weights,) = self._in_parts(self._moved)
-        moved = (self._steps(slice(None), self._at) * self._solved[:, :, None]).sum(1)
-        self._slope = self._slope_means + moved @ self._slope_covariance.T
+        moved = self._steps(slice(None), self._at).transpose(1, 2) @ self._solved[:, :, None]
+        self._listed_weights = self._listed_means + (self._listed_covariances @ moved)[:, :, 0]
         self._levels = self._offsets + self._level_variance * self._solved.sum(1)
 
     def _catch_up(self) -> None:
@@ -172,28 +181,34 @@ class DevicePosteriors:
             return
         self._is_behind = False
         # All in one transfer.
-        told = [np.concatenate([query.weights, [query.level], query.slope]) for query in self._on_host]
-        sent, n_features = self._sent(np.stack(told)), self._prior.shape[1]
-        self._weights, self._levels, self._slope = sent[:, :n_features], sent[:, n_features], sent[:, n_features + 1 :]
+        n_features, n_listed = self._prior.shape[1], self._values.shape[2]
+        told = np.zeros((self._n_queries, n_features + 1 + n_listed))
+        for row, query in zip(told, self._on_host, strict=True):
+            row[: n_features + 1 + query.listed.n_features] = [*query.weights, query.level, *query.listed_weights]
+        sent = self._sent(told)
+        self._weights, self._levels = sent[:, :n_features], sent[:, n_features]
+        self._listed_weights = sent[:, n_features + 1 :]
         self._at, self._filled = self._padded([query.scored for query in self._on_host])
 
     def _recorded_best(self, n: int, candidates: IntArray, *, first_weight: float, rounding: float) -> Any:
         """The choice for a single query by one launch; None where it cannot be recorded."""
         (query,), recorded = self._on_host, self._features.recorded
-        lists = query.lists if len(query.slope) else ()
         raises = bool(first_weight and len(candidates))
         sizes = {"n_scored": len(query.scored), "n": n + _SLACK, "n_items": self._n_items}
         if recorded is None or not len(query.scored):
             return None
-        choice = recorded.of(self._features, stages=len(lists), raises=raises, **sizes, rounding=rounding)
+        choice = recorded.of(
+            self._features, listed=len(query.listed.positions), raises=raises, **sizes, rounding=rounding
+        )
         if choice is None:
             return None
         values, plain, positions, rows = choice.best(
             weights=query.weights,
             level=query.level,
             trust=query.trust,
-            slope=query.slope,
-            lists=[*lists, *([candidates[:RANKS_THAT_COUNT]] if raises else [])],
+            listed=query.listed.positions,
+            rises=query.rises(),
+            candidates=candidates[:RANKS_THAT_COUNT],
             first_weight=first_weight,
             scored=query.scored,
         )
@@ -209,8 +224,8 @@ class DevicePosteriors:
         covariance = (new * self._variances[part, None, :]) @ rows.transpose(1, 2) + self._level_variance
         residuals = rarities - means - (new @ self._prior[part, :, None])[:, :, 0] - self._offsets[part, None]
         steps, all_steps = self._steps(part, at), self._steps(part, self._at[part])
-        covariance += steps @ self._slope_covariance @ all_steps.transpose(1, 2)
-        return covariance, residuals - steps @ self._slope_means
+        covariance += steps @ self._listed_covariances[part] @ all_steps.transpose(1, 2)
+        return covariance, residuals - (steps @ self._listed_means[part, :, None])[:, :, 0]
 
     def _moved(self, part: slice) -> tuple[Any]:
         """The weights of some queries, given their scores."""
@@ -332,9 +347,10 @@ class DevicePosteriors:
         predicted = features.factors.products_here(self._weights[part])
         constants = self._levels[part] + (1 - trusts) * features.centre
         predicted.addcmul_(trusts.float()[:, None], self._means[None, :]).add_(constants.float()[:, None])
-        for stage in range(self._listed.shape[1]):
-            rise = self._slope[part, stage, None] * self._rises[part, stage]
-            predicted.scatter_add_(1, self._listed[part, stage], rise.float())
+        if self._listed.shape[1]:
+            rises = (self._values[part] @ self._listed_weights[part, :, None])[:, :, 0].float()
+            # Padding has no place of its own, and rises by 0.
+            predicted.scatter_add_(1, self._listed[part].clamp(max=self._n_items - 1), rises)
         return predicted
 
     def _append(self, across: Any, among: Any, targets: Any) -> None:
@@ -359,24 +375,14 @@ class DevicePosteriors:
         return rows.view(*at.shape, rows.shape[-1])
 
     def _steps(self, part: slice, at: Any) -> Any:
-        """How high each stage ranks these items of some queries, (queries, items, stages), float64."""
-        in_order, rises = self._in_order[part], self._rises_in_order[part]
-        if not in_order.shape[2]:
-            return at.new_zeros((*at.shape, in_order.shape[1]), dtype=self._torch.float64)
-        wanted = at[:, None, :].expand(-1, in_order.shape[1], -1).contiguous()
-        places = self._torch.searchsorted(in_order, wanted).clamp(max=in_order.shape[2] - 1)
-        found = in_order.gather(2, places) == wanted
-        return self._torch.where(found, rises.gather(2, places), 0.0).transpose(1, 2)
-
-    def _ranked(self, lists: Sequence[Sequence[IntArray]], n_stages: int) -> tuple[Any, Any]:
-        """What the stages rank, (queries, stages, ranks), and how high; padding rises by 0.
-
-        A short list is padded with its first item, which comes first among equals when they are sorted.
-        """
-        flat, filled = self._padded([some[:RANKS_THAT_COUNT] for of_query in lists for some in of_query])
-        shape = (self._n_queries, n_stages, flat.shape[1])
-        rise = self._sent(RISE[: flat.shape[1]])
-        return flat.view(shape), self._torch.where(filled, rise, 0.0).view(shape)
+        """The listed features of these items of some queries, (queries, items, features), float64."""
+        listed, values = self._listed[part], self._values[part]
+        if not listed.shape[1]:
+            return values.new_zeros((*at.shape, values.shape[2]))
+        places = self._torch.searchsorted(listed, at.contiguous()).clamp(max=listed.shape[1] - 1)
+        found = listed.gather(1, places) == at
+        chosen = values.gather(1, places[:, :, None].expand(-1, -1, values.shape[2]))
+        return self._torch.where(found[:, :, None], chosen, 0.0)
 
     def _padded(self, positions: Sequence[IntArray], width: int | None = None) -> tuple[Any, Any]:
         """Positions of several queries, padded with their first or with 0, and which of them are not padding."""

@@ -39,6 +39,7 @@ from adacur.model.features import (
     unit_vectors,
 )
 from adacur.model.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
+from adacur.model.listed_features import ListedFeatures
 from adacur.model.posteriors import LeaveOneOut, Posterior, Posteriors, Priors
 from adacur.model.rank_slopes import RISE, RankSlopes
 from adacur.model.shared_posteriors import SharedPosteriors
@@ -187,15 +188,15 @@ class GaussianModel:
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        with_all, lists = [None] * len(queries), self._lists(ranks)
+        with_all, listed = [None] * len(queries), self._listed(ranks, len(queries))
         if features.device_means is not None and not self._together:
             return SharedPosteriors(
                 features,
-                lambda: self._priors(features, vectors, len(queries), lists),
-                on_host=lambda: self._posteriors(features, vectors, with_all, lists, keeps_rows=True),
+                lambda: self._priors(features, vectors, listed),
+                on_host=lambda: self._posteriors(features, vectors, with_all, listed, keeps_rows=True),
                 n_queries=len(queries),
             )
-        return Posteriors(features, self._posteriors(features, vectors, with_all, lists), together=self._together)
+        return Posteriors(features, self._posteriors(features, vectors, with_all, listed), together=self._together)
 
     def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
         """An approximation for the anchor queries at these positions, each as if it were new.
@@ -218,7 +219,8 @@ class GaussianModel:
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        return Posteriors(features, self._posteriors(features, replayed, left_out, self._lists(ranks)), together=True)
+        listed = self._listed(ranks, len(positions))
+        return Posteriors(features, self._posteriors(features, replayed, left_out, listed), together=True)
 
     def compressed(
         self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
@@ -266,7 +268,7 @@ class GaussianModel:
         features: Features,
         vectors: FloatArray | None,
         left_out: Sequence[LeaveOneOut | None],
-        lists: Ranks,
+        listed: Sequence[ListedFeatures],
         *,
         keeps_rows: bool = False,
     ) -> list[Posterior]:
@@ -274,7 +276,7 @@ class GaussianModel:
         posteriors = []
         for query, without in enumerate(left_out):
             only = slice(query, query + 1)
-            priors = self._priors(features, None if vectors is None else vectors[only], 1, lists[only], without)
+            priors = self._priors(features, None if vectors is None else vectors[only], listed[only], without)
             posteriors.append(Posterior(features, priors, left_out=without, keeps_rows=keeps_rows))
         return posteriors
 
@@ -282,18 +284,17 @@ class GaussianModel:
         self,
         features: Features,
         vectors: FloatArray | None,
-        n_queries: int,
-        lists: Ranks,
+        listed: Sequence[ListedFeatures],
         left_out: LeaveOneOut | None = None,
     ) -> Priors:
         """The priors of some queries, given their vectors; as if the anchor query `left_out` were not in the index."""
-        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        n_queries, n_anchors, n_features = len(listed), len(features.precisions), features.factors.n_features
         share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
         usual = variance * (1 + share)
         # Where all anchor queries agree, ranks may be all that scores can vary by.
-        from_ranks = self.slopes.variance * RISE[0] ** 2 if self.slopes is not None and lists else 0.0
+        from_ranks = max((float(np.trace(some.covariance)) for some in listed), default=0.0) * RISE[0] ** 2
         weights, trusts = np.zeros((n_queries, n_features)), np.full(n_queries, features.trust)
         variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
         variances[:, :n_anchors] = 1 / max(1, n_anchors - (left_out is not None))
@@ -317,14 +318,13 @@ class GaussianModel:
             trusts=trusts,
             level_variance=_LEVEL * variance if self.centre else 0.0,
             noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
-            slopes=self.slopes,
-            lists=lists,
+            listed=listed,
         )
 
-    def _lists(self, ranks: Ranks | None) -> Ranks:
-        """The ranks that the slopes are applied to; none without slopes."""
-        if ranks is None or self.slopes is None:
-            return ()
+    def _listed(self, ranks: Ranks | None, n_queries: int) -> list[ListedFeatures]:
+        """The listed features of each query; none without slopes."""
+        if not ranks or self.slopes is None:
+            return [ListedFeatures.none()] * n_queries
         n_stages = len(self.slopes.means)
         if others := {len(of_query) for of_query in ranks} - {n_stages}:
             raise InputError(
@@ -332,7 +332,7 @@ class GaussianModel:
                 f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
                 "slopes=None."
             )
-        return ranks
+        return [self.slopes.features(of_query) for of_query in ranks]
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""

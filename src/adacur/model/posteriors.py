@@ -13,7 +13,7 @@ from adacur.arrays import FloatArray, IntArray
 from adacur.model.features import Features
 from adacur.model.item_factors import ScoreScale
 from adacur.model.linear_prediction import LinearPrediction
-from adacur.model.rank_slopes import RANKS_THAT_COUNT, RankSlopes, rises
+from adacur.model.listed_features import ListedFeatures
 
 # Fewer residuals than these say nothing of their standard deviation.
 FEWEST_RESIDUALS = 10
@@ -27,8 +27,8 @@ _AT_EQUAL, _PER_DEVIATION, _PER_RANK = -1.6, 1.55, 0.38
 class Priors:
     """What is known of several queries before any score: arrays with an axis of queries.
 
-    `weights` and `variances` are those of the features, `trusts` those of the items' means. `lists` has per query what
-    each first stage ranks, best first; it is empty where there are no `slopes`.
+    `weights` and `variances` are those of the features, `trusts` those of the items' means. `listed` has per query the
+    features that only listed items have.
     """
 
     weights: FloatArray
@@ -36,8 +36,7 @@ class Priors:
     trusts: FloatArray
     level_variance: float
     noise: float
-    slopes: RankSlopes | None
-    lists: Sequence[Sequence[IntArray]]
+    listed: Sequence[ListedFeatures]
 
     @classmethod
     def joined(cls, parts: Sequence[Priors]) -> Priors:
@@ -47,7 +46,7 @@ class Priors:
             weights=np.concatenate([part.weights for part in parts]),
             variances=np.concatenate([part.variances for part in parts]),
             trusts=np.concatenate([part.trusts for part in parts]),
-            lists=[of_query for part in parts for of_query in part.lists],
+            listed=[of_query for part in parts for of_query in part.listed],
         )
 
 
@@ -75,7 +74,7 @@ class Posteriors:
                 trust, centre = row.dtype.type(query.trust), row.dtype.type(features.centre)
                 row += features.means if trust == 1 else trust * features.means + (1 - trust) * centre
                 row += row.dtype.type(query.level)
-                query.add_rises(row)
+                query.add_listed(row)
             return predicted
         alone = len(self._queries) == 1
         predicted = np.empty((0 if alone else len(self._queries), len(features.means)), dtype=features.means.dtype)
@@ -91,7 +90,7 @@ class Posteriors:
             row += row.dtype.type(query.level)
             if query.trust < 1:
                 row -= row.dtype.type(1 - query.trust) * (features.means - row.dtype.type(features.centre))
-            query.add_rises(row)
+            query.add_listed(row)
         return predicted
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
@@ -107,7 +106,7 @@ class Posteriors:
                 LinearPrediction(
                     weights=np.append(stored, query.trust),
                     constant=query.level + (1 - query.trust) * self._features.centre - float(factors.centre @ stored),
-                    listed=query.listed,
+                    listed=query.listed.positions,
                     rises=query.rises(),
                 )
             )
@@ -138,8 +137,8 @@ def chance_above(
 class Posterior:
     """One query: the weights of the features and the level of all items, given the exact scores of those `scored`.
 
-    A prediction is the item's mean, as far as there is `trust` in it, + features · `weights` + `level`, and what its
-    ranks in the first stages' `lists` add: `slope` says how steeply, `listed` which items they rank.
+    A prediction is the item's mean, as far as there is `trust` in it, + features · `weights` + `level`, and of `listed`
+    items + their listed features · `listed_weights`.
 
     - `priors`: of this query alone;
     - `left_out`: the anchor query that a replay must not know; the weights are then those of the features with it;
@@ -150,23 +149,15 @@ class Posterior:
         self, features: Features, priors: Priors, *, left_out: LeaveOneOut | None = None, keeps_rows: bool = False
     ) -> None:
         self._features, self._left_out = features, left_out
-        # Without the lists: of each only the ranks that count are held.
-        self._priors = replace(priors, lists=())
+        self._priors = priors
         self._keeps_rows = keeps_rows or left_out is not None
         self.trust = float(priors.trusts[0])
         self.weights = self._mapped(priors.weights[0])
         self.level = self._offset = 0.0
         self.scored: IntArray = np.empty(0, dtype=np.intp)
-        self.slope: FloatArray = np.empty(0)
-        self.lists: Sequence[IntArray] = ()
-        self.listed: IntArray = np.empty(0, dtype=np.intp)
-        if priors.slopes is not None and priors.lists and len(priors.lists[0]):
-            # Copies: a slice would keep the whole of a first stage's answer in memory.
-            self.lists = [some[:RANKS_THAT_COUNT].copy() for some in priors.lists[0]]
-            self.listed = np.unique(np.concatenate(self.lists))
-            self.slope = priors.slopes.means
-            self._listed_rises = rises(self.lists, self.listed)
-            self._scored_rises: FloatArray = np.empty((0, len(self.slope)))
+        self.listed = priors.listed[0]
+        self.listed_weights = self.listed.means
+        self._scored_listed: FloatArray = np.empty((0, self.listed.n_features))
         self._system = GrowingCholesky()
         self._solved: FloatArray = np.empty(0)
         self._rows: FloatArray | None = None
@@ -183,13 +174,14 @@ class Posterior:
         self._expected = {place: row for row, place in enumerate(positions.tolist())}, rows
 
     def rises(self) -> FloatArray:
-        """What the first stages' ranks add to the predictions of the `listed` items."""
-        return np.asarray(self._listed_rises @ self.slope) if len(self.listed) else np.empty(0)
+        """What their listed features add to the predictions of the listed items."""
+        return np.asarray(self.listed.values @ self.listed_weights)
 
-    def add_rises(self, row: FloatArray) -> None:
-        """Add to a row of predictions, in place, what the first stages' ranks add."""
-        if len(self.listed):
-            row[self.listed] = row[self.listed] + self.rises().astype(row.dtype)
+    def add_listed(self, row: FloatArray) -> None:
+        """Add to a row of predictions, in place, what listed features add."""
+        where = self.listed.positions
+        if len(where):
+            row[where] = row[where] + self.rises().astype(row.dtype)
 
     def tell(self, positions: IntArray, scores: FloatArray) -> None:
         """Condition on the exact scores of these items."""
@@ -213,15 +205,16 @@ class Posterior:
         among_new = covariance[:, known:]
         among_new[np.diag_indices_from(among_new)] += priors.noise
         residuals = rarities - means - new @ prior - self._offset
-        if priors.slopes is not None and len(self.listed):
-            new_rises = rises(self.lists, positions)
-            self._scored_rises = np.vstack([self._scored_rises, new_rises])
-            covariance += new_rises @ priors.slopes.covariance @ self._scored_rises.T
-            residuals -= new_rises @ priors.slopes.means
+        listed = self.listed
+        if listed.n_features:
+            new_listed = listed.at(positions)
+            self._scored_listed = np.vstack([self._scored_listed, new_listed])
+            covariance += new_listed @ listed.covariance @ self._scored_listed.T
+            residuals -= new_listed @ listed.means
         self._solved = self._system.append(covariance[:, :known], among_new, residuals)
         self.weights = self._mapped(prior + variances * (rows.T @ self._solved))
-        if priors.slopes is not None and len(self.listed):
-            self.slope = priors.slopes.means + priors.slopes.covariance @ (self._scored_rises.T @ self._solved)
+        if listed.n_features:
+            self.listed_weights = listed.means + listed.covariance @ (self._scored_listed.T @ self._solved)
         self.level = self._offset + priors.level_variance * float(self._solved.sum())
 
     @property

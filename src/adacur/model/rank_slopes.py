@@ -13,6 +13,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.model.features import Features
+from adacur.model.listed_features import ListedFeatures
 
 # Beyond this rank a first stage says nothing.
 RANKS_THAT_COUNT = 1000
@@ -46,6 +47,11 @@ class RankSlopes:
     def assumed(cls, n_stages: int) -> RankSlopes:
         """The prior, for stages that cannot be asked about the anchor queries."""
         return cls(np.full(n_stages, _ASSUMED_MEAN / n_stages), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
+
+    def features(self, lists: Sequence[IntArray]) -> ListedFeatures:
+        """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first."""
+        listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in lists]))
+        return ListedFeatures(listed, rises(lists, listed), self.means, self.covariance)
 
     @classmethod
     def fitted(

@@ -90,7 +90,7 @@ class SharedPosteriors:
         told = () if self._told is None else tuple({len(some) for some in self._told[0]})
         priors, options = self._priors(), self._options
         return (
-            (id(self._features), priors.noise, priors.level_variance, id(priors.slopes), bool(priors.lists)),
+            (id(self._features), priors.noise, priors.level_variance),
             None if self._batch is None else self._batch.widths,
             told if len(told) < 2 else id(self),
             tuple(sorted((name, id(value) if name == "allowed" else value) for name, value in options.items())),

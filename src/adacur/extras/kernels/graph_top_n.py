@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,35 +17,31 @@ from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
-# Room for scored items comes in multiples of this.
-_SCORED_STEP = 128
+# Room for scored and for listed items comes in multiples of these.
+_SCORED_STEP, _LISTED_STEP = 128, 1024
 # Shapes recorded per set of features; they differ by the budget, the size of a round and the first stages.
 _MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a recorded choice has room for: first stages' lists, ranks in each, scored items and chosen ones.
+    """What a recorded choice has room for: listed items, the first stage's candidates, scored items and chosen ones.
 
-    `raises` says whether the candidates of a search, a list more, raise predictions.
+    Where there are `candidates`, they raise predictions.
     """
 
-    stages: int
-    ranks: int
-    raises: bool
+    listed: int
+    candidates: int
     scored: int
     top: int
 
     @classmethod
-    def of(cls, *, stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
+    def of(cls, *, listed: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
         """The smallest that holds these."""
+        listed = -(-listed // _LISTED_STEP) * _LISTED_STEP
+        candidates = min(RANKS_THAT_COUNT, n_items) if raises else 0
         scored, top = -(-n_scored // _SCORED_STEP) * _SCORED_STEP, min(n_items, 1 << (n - 1).bit_length())
-        return cls(stages=stages, ranks=min(RANKS_THAT_COUNT, n_items), raises=raises, scored=scored, top=top)
-
-    @property
-    def lists(self) -> int:
-        """All lists, the candidates included."""
-        return self.stages + self.raises
+        return cls(listed=listed, candidates=candidates, scored=scored, top=top)
 
 
 class CudaGraphTopN:
@@ -62,9 +57,9 @@ class CudaGraphTopN:
         self._n_features = features.factors.n_features
         self.lock = threading.Lock()
         on_cuda = self._device.type == "cuda"
-        n_listed = shape.lists * shape.ranks
+        n_listed = shape.listed + shape.candidates
         self._n_places = n_listed + shape.scored
-        n_numbers = n_listed + self._n_features + 3 + shape.stages
+        n_numbers = n_listed + self._n_features + 3
         self._host = torch.zeros(self._n_places + n_numbers, dtype=torch.float64, pin_memory=on_cuda)
         self._given = torch.zeros_like(self._host, device=self._device)
         self._answer = torch.zeros((shape.top, 3 + self._n_features), dtype=torch.float64, device=self._device)
@@ -77,24 +72,28 @@ class CudaGraphTopN:
         weights: FloatArray,
         level: float,
         trust: float,
-        slope: FloatArray,
-        lists: Sequence[IntArray],
+        listed: IntArray,
+        rises: FloatArray,
+        candidates: IntArray,
         first_weight: float,
         scored: IntArray,
     ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
         """Raised and plain predictions of the best unscored items, their positions, and their features.
 
-        The last of `lists` are the candidates, where these raise predictions, by `first_weight`.
+        The `listed` items rise by `rises`. Where the shape has `candidates`, these are raised by `first_weight`.
         """
         shape = self._shape
         # Float64 holds a position exactly. Padding names an item that rises by 0, or one already scored.
-        listed, rises = np.zeros((shape.lists, shape.ranks)), np.zeros((shape.lists, shape.ranks))
-        for at, some in enumerate(lists):
-            listed[at, : len(some)], rises[at, : len(some)] = some, RISE[: len(some)]
-            listed[at, len(some) :] = some[0] if len(some) else 0
+        steps = RISE[: len(candidates)]
+        places, heights = [], []
+        for some, own, room in ((listed, rises, shape.listed), (candidates, steps, shape.candidates)):
+            places.append(np.full(room, some[0] if len(some) else 0, dtype=np.float64))
+            heights.append(np.zeros(room))
+            if room:
+                places[-1][: len(some)], heights[-1][: len(some)] = some, own
         filled = np.full(shape.scored, scored[0], dtype=np.float64)
         filled[: len(scored)] = scored
-        parts: list[Any] = [listed.ravel(), filled, rises.ravel(), weights, [level, trust, first_weight], slope]
+        parts: list[Any] = [*places, filled, *heights, weights, [level, trust, first_weight]]
         with self.lock:
             np.concatenate(parts, out=self._host.numpy())
             self._given.copy_(self._host, non_blocking=True)
@@ -108,21 +107,18 @@ class CudaGraphTopN:
     def _run(self) -> None:
         torch, shape, features, given = self._torch, self._shape, self._features, self._given
         places, numbers = given[: self._n_places].long(), given[self._n_places :]
-        n_listed = shape.lists * shape.ranks
-        listed, scored = places[:n_listed].view(shape.lists, shape.ranks), places[n_listed:]
-        rises, numbers = numbers[:n_listed].view(shape.lists, shape.ranks), numbers[n_listed:]
-        weights, numbers = numbers[: self._n_features], numbers[self._n_features :]
-        (level, trust, first_weight), slope = numbers[:3].unbind(), numbers[3:]
+        listed, candidates, scored = places.split([shape.listed, shape.candidates, shape.scored])
+        rises, steps, weights, rest = numbers.split([shape.listed, shape.candidates, self._n_features, 3])
+        level, trust, first_weight = rest.unbind()
         predicted = features.factors.products_here(weights[None, :])[0]
         predicted.addcmul_(trust.float(), features.device_means).add_((level + (1 - trust) * features.centre).float())
-        for stage in range(shape.stages):
-            predicted.scatter_add_(0, listed[stage], (slope[stage] * rises[stage]).float())
+        predicted.scatter_add_(0, listed, rises.float())
         raised = predicted.clone()
-        if shape.raises:
-            deviation, height = predicted.std(correction=0), predicted[listed[-1, :1]].abs()
+        if shape.candidates:
+            deviation, height = predicted.std(correction=0), predicted[candidates[:1]].abs()
             unit = torch.where(deviation <= self._rounding * height, height.clamp(min=1.0), deviation)
             unit = torch.where(unit.isfinite(), unit, 0.0) * first_weight.float()
-            raised.scatter_add_(0, listed[-1], unit * rises[-1].float())
+            raised.scatter_add_(0, candidates, unit * steps.float())
         raised.scatter_(0, scored, -math.inf)
         values, at = raised.topk(shape.top)
         found = torch.stack([values.double(), predicted[at].double(), at.double()], 1)
