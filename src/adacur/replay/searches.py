@@ -150,12 +150,15 @@ class Searches:
             listed_scores,
             items_at=items.at,
             keys_of=lambda where: items.keys[where],
+            trace=hits.trace,
+            n_left=0,
+            goes_on=False,
         )
         # Without a weight this is the order of the scores.
         answer = Fuse(way.fuse)(answer)
         if way.pool is not None:
             answer = answer.at(np.argsort(~np.isin(answer.positions, listed[: way.pool]), kind="stable"))
-        return Top()(answer).hits(hits.trace)
+        return Top()(answer).hits()
 
     def _method(self, way: Way, stage: Placed | None, to_the_end: bool) -> Method:
         if isinstance(way.method, str):
