@@ -4,9 +4,9 @@ Anchor queries are scored against every item, so what a search for one of them m
 searches may stop, the cheapest is taken whose mean miss lies below what was asked for, with the confidence that was
 asked for. Limits are tested one after another, from the longest search to shorter ones, until a test fails (learn then
 test, in a fixed sequence): the first error takes one wrong test, so choosing costs no confidence. Each test is a bet
-against the mean (Waudby-Smith and Ramdas, 2024); its bounds lay below those of Hoeffding and Bentkus wherever tried.
+against the mean (Waudby-Smith and Ramdas, 2024); wherever tried, its bounds lay below those of Hoeffding and Bentkus.
 
-The mean is over queries that have items above the line. Others miss nothing, and counted in they would dilute a promise.
+The mean is over queries that have items above the line. Others miss nothing: counted in they would dilute a promise.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
 from adacur.model.features import unit_vectors
-from adacur.protocols import Scorer
 from adacur.records import Query
-from adacur.replay.held_out import AnchorScorer, exact_anchors, leaving_out
+from adacur.replay.held_out import exact_anchors
+from adacur.replay.known import KnownScores
+from adacur.replay.searches import leaving_out
 from adacur.search import AnchorIndex
 from adacur.search.filters import allowed_by
 from adacur.search.finding import NEVER, calls_worth
@@ -198,7 +199,7 @@ def _courses(index: AnchorIndex, plan: Plan, above: float) -> Courses:
     allowed = np.ones(len(anchors.items), np.bool_) if place.filter is None else allowed_by(place.filter, anchors.items)
     totals = np.array([_above(anchors.matrix, column, above, allowed) for column in columns.tolist()])
     columns, totals = columns[totals > 0], totals[totals > 0]
-    hits = search(_unstopped(plan, AnchorScorer(anchors), above), [index.anchor_queries[at] for at in columns], 1)
+    hits = search(_unstopped(plan, KnownScores.of(anchors), above), [index.anchor_queries[at] for at in columns], 1)
     n_rounds = max((len(one.trace.rounds) for one in hits), default=0)
     calls, misses, worth = (np.zeros((len(hits), n_rounds)) for _ in range(3))
     for row, (one, total) in enumerate(zip(hits, totals.tolist(), strict=True)):
@@ -223,18 +224,10 @@ def _above(matrix: Any, column: int, above: float, allowed: BoolArray) -> int:
     return int(np.count_nonzero((matrix[:, column] >= above) & allowed))
 
 
-def _unstopped(plan: Plan, scorer: Scorer, above: float) -> Plan:
-    """The plan for anchor queries, each left out, with what the next call was worth noted in each round."""
-    assert plan.model is not None
-    return replace(
-        plan,
-        scorer=scorer,
-        purse=Limits(plan.purse.calls - plan.audit),
-        audit=0,
-        model=leaving_out(plan.model),
-        stop=_Noting(above),
-        finish=(),
-    )
+def _unstopped(plan: Plan, known: KnownScores, above: float) -> Plan:
+    """The plan for anchor queries, with what the next call was worth noted in each round."""
+    purse = Limits(plan.purse.calls - plan.audit)
+    return replace(leaving_out(plan, known), scorer=known, purse=purse, audit=0, stop=_Noting(above), finish=())
 
 
 @dataclass(frozen=True, slots=True)
