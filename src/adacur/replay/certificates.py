@@ -37,7 +37,7 @@ from adacur.seeds import item_keys, stream_key, uniform
 # More anchor queries than these are not replayed: the bound hardly tightens, and replays take their time.
 _MOST_QUERIES = 300
 # From searches that hardly stop to those that hardly begin.
-_LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
+LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
 # So few of the anchor queries are as far from all others as a query that is said to be unlike them.
 _FARTHEST = 0.01
 
@@ -102,7 +102,7 @@ def calibrated(
         none = f"No anchor query has an item that scores {above:g} or higher, so nothing tells when all are found."
         return Calibration(NEVER, 0.0, 0, (none,), 0.0)
     limit, calls = None, 0.0
-    for one in _LIMITS:
+    for one in LIMITS:
         misses, spent = courses.at(one)
         if not is_below(misses, 1 - recall, doubt=1 - confidence):
             break
