@@ -96,6 +96,15 @@ def start(prior: Prior) -> State:
     )
 
 
+def informed(prior: Prior, told: Told) -> Prior:
+    """The prior of queries whose own first scores are all that says where their scores lie."""
+    xp = array_namespace(prior.weights)
+    n = xp.clip(xp.sum(xp.astype(told.filled, xp.float64), axis=1), min=1)
+    levels = xp.sum(xp.where(told.filled, told.rarities, 0.0), axis=1) / n
+    last = prior.weights[:, -1:] + levels[:, None]
+    return prior._replace(weights=xp.concat([prior.weights[:, :-1], last], axis=1))
+
+
 def tell(state: State, told: Told, rows: Callable[[Any], Any]) -> State:
     """The state after these scores too; `rows` reads features by position, (queries, items, features), float64."""
     xp, prior, known = array_namespace(state.weights), state.prior, state.at.shape[1]
