@@ -19,7 +19,6 @@ from adacur.errors import AdacurError, InputError, ScorerError
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers.calling import ascore
-from adacur.scorers.function import FunctionScorer
 from adacur.scorers.known import KnownScores, ScoresInMemory
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile
@@ -174,11 +173,11 @@ def _identity(scorer: Scorer, key: str | None) -> str:
     card = scorer.card
     fields: dict[str, object] = dataclasses.asdict(card)
     inner = _unwrapped(scorer)
-    if key is None and isinstance(inner, FunctionScorer) and not inner.is_named:
+    if key is None and not getattr(inner, "is_named", True):
         raise InputError(
-            f"A cache recognises a function by its name, and {card.name!r} is the name of many. Name it, and its "
-            "version: adacur.scorer(function, name='my-model-v1'), which 'module:name' may stand for too; as an option "
-            "of build, --scorer-set name=my-model-v1."
+            f"A cache recognises functions and services by their names, and {card.name!r} is the name of many. Name "
+            "it, and its version: adacur.scorer(…, name='my-model-v1'), which 'module:name' may stand for too; as an "
+            "option of build, --scorer-set name=my-model-v1."
         )
     if card.weights:
         # They identify a model, wherever it lies and whatever its folder is called.
