@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,6 @@ from adacur.model.scale import ScoreScale
 # this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted by likelihood
 # to held-out anchor queries of three collections with 420 others; with fewer, fewer come above than stated.
 _AT_EQUAL, _PER_DEVIATION, _PER_RANK = -1.6, 1.55, 0.38
-
-ReadRows = Callable[[IntArray], FloatArray]
 
 
 class Posterior:
@@ -37,13 +36,13 @@ class Posterior:
         *,
         left_out: Sequence[LeaveOneOut] = (),
         together: bool = False,
-        read: Sequence[ReadRows] = (),
+        read: Sequence[Any] = (),
     ) -> None:
         self.features = features
         self.states: Sequence[State] = [start(prior) for prior in priors]
         self._left_out = left_out
         self._together = together
-        self._read = read or [features.rows_in_memory] * len(priors)
+        self.read = list(read) or [features.rows_in_memory] * len(priors)
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
@@ -60,7 +59,7 @@ class Posterior:
             state = start(informed(state.prior, told))
 
         def rows(at: IntArray) -> FloatArray:
-            read = self._read[query](at)
+            read = self.read[query](at)
             return self._left_out[query].rows(read) if self._left_out else read
 
         return tell(state, told, rows)

@@ -17,7 +17,6 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,7 +92,8 @@ class DevicePosterior:
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
         if self._told is not None:
-            self._computed()
+            with _failing(self._features):
+                _batch_of([self])
         self._told, self._best = (positions, scores), None
 
     def want(self, request: Request) -> None:
@@ -112,7 +112,7 @@ class DevicePosterior:
     def predict(self) -> FloatArray:
         """Predictions for every item on the score scale, a row per query, on the host."""
         with _failing(self._features):
-            return self._computed().predict()
+            return _batch_of([self]).predict()
 
     def in_scores(self, predicted: FloatArray) -> FloatArray:
         """Predictions as scores of the scorer."""
@@ -121,26 +121,20 @@ class DevicePosterior:
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
         with _failing(self._features):
-            deviation = float(self._computed().deviations[self._rows[query]])
+            batch = _batch_of([self]) if self._batch is None or self._told is not None else self._batch
+            deviation = float(batch.deviations[self._rows[query]])
         return chance_above(self._features.scale, deviation, predicted, best, ranks)
-
-    def _computed(self) -> _Batch:
-        """A batch of this search alone that knows its scores, unless it is up to date in a larger one."""
-        if self._batch is None or self._told is not None:
-            with _failing(self._features):
-                _batch_of([self])
-        assert self._batch is not None
-        return self._batch if len(self._rows) == self._batch.n_queries else _batch_of([self])
 
     def _point(self) -> Hashable:
         """A key that searches which can be computed together have in common."""
-        if self._batch is not None and self._batch.state is None:
+        state = None if self._batch is None else self._batch.state
+        if self._batch is not None and state is None:
             return id(self)
         told = () if self._told is None else tuple({len(some) for some in self._told[0]})
         return (
             id(self._features),
-            self._batch is None,
-            self._prior().values.shape[1:] if self._batch is None else room_in(self._batch.state),
+            state is None,
+            self._prior().values.shape[1:] if state is None else room_in(state),
             told if len(told) < 2 else id(self),
             self._request.first_weight,
             id(self._request.allowed),
@@ -202,7 +196,7 @@ class _Batch:
         with _loading:
             _load_linalg(self._device)
         self.state, self.here = state, here
-        self.n_queries = len(here.states if here else state.at) if here or state else 0
+        self.n_queries = len(state.at) if state is not None else len(here.states) if here is not None else 0
         self._at_once = max(1, self.n_queries)
         self._raising: tuple[Any, Any] | None = None
 
@@ -243,6 +237,8 @@ class _Batch:
     @functools.cached_property
     def deviations(self) -> FloatArray:
         """Of the residuals, per query."""
+        if self.here is not None:
+            return np.concatenate([residual_deviations(state) for state in self.here.states])
         assert self.state is not None
         return np.asarray(residual_deviations(self.state).cpu().numpy())
 

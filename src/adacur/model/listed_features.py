@@ -50,9 +50,13 @@ def room_for(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
 
     Rounded up, so that searches whose lists differ a little can be computed in one batch.
     """
-    n_items = max((len(some.positions) for some in listed), default=0)
-    n_features = max((some.n_features for some in listed), default=0)
+    n_items, n_features = _needed(listed)
     return -(-n_items // _ITEMS) * _ITEMS, -(-n_features // _FEATURES) * _FEATURES
+
+
+def _needed(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
+    n_items = max((len(some.positions) for some in listed), default=0)
+    return n_items, max((some.n_features for some in listed), default=0)
 
 
 def stacked(listed: Sequence[ListedFeatures], room: tuple[int, int] | None = None) -> tuple[Any, Any, Any, Any]:
@@ -60,8 +64,7 @@ def stacked(listed: Sequence[ListedFeatures], room: tuple[int, int] | None = Non
 
     Padding repeats the last position, with features of 0; features that a query lacks have weights of 0.
     """
-    exact = max((len(some.positions) for some in listed), default=0), max((some.n_features for some in listed), default=0)
-    n_items, n_features = room or exact
+    n_items, n_features = room or _needed(listed)
     at, values = np.zeros((len(listed), n_items), dtype=np.int64), np.zeros((len(listed), n_items, n_features))
     means, covariances = np.zeros((len(listed), n_features)), np.zeros((len(listed), n_features, n_features))
     for query, some in enumerate(listed):

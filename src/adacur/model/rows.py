@@ -195,13 +195,13 @@ class ItemFactors:
 
     def __init__(
         self,
-        parts: Sequence[PackedRows] | Sequence[DeviceRows],
+        parts: Sequence[PackedRows | DeviceRows],
         centre: Any,
         *,
         mixing: Any = None,
         leading: bool = False,
     ) -> None:
-        self.parts = tuple(parts)
+        self.parts: tuple[PackedRows | DeviceRows, ...] = tuple(parts)
         self.centre = centre
         self.mixing = mixing
         self.leading = leading
@@ -249,11 +249,13 @@ class ItemFactors:
         stored = self.stored_weights(weights[:, :-2])
         trusts, constants = weights[:, -2], weights[:, -1] - stored @ self.centre
         split = [stored[:, start:stop] for start, stop in itertools.pairwise(self._ends)]
+        predicted: Any
         if len(weights) == 1 and isinstance(self.parts[0], PackedRows):
             predicted = self._of_one([some[0] for some in split], _times(trusts[0], means))[None, :]
         else:
-            predicted, *others = (part.products(some) for part, some in zip(self.parts, split, strict=True))
-            for other in others:
+            products = (part.products(some) for part, some in zip(self.parts, split, strict=True))
+            predicted = next(products)
+            for other in products:
                 predicted += other
             if isinstance(self.parts[0], DeviceRows):
                 predicted.addcmul_(trusts.float()[:, None], means[None, :])

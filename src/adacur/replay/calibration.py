@@ -8,7 +8,7 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
 from adacur.model.features import rows_at
-from adacur.model.item_factors import KNOTS, ScoreScale
+from adacur.model.scale import KNOTS, ScoreScale
 from adacur.protocols import AnchorScores, Items
 from adacur.replay.judged_tuning import Qrels
 from adacur.replay.replayed_settings import where_writable
