@@ -64,6 +64,9 @@ def stacked(listed: Sequence[ListedFeatures], room: tuple[int, int] | None = Non
 
     Padding repeats the last position, with features of 0; features that a query lacks have weights of 0.
     """
+    if room is None and len(listed) == 1:
+        (one,) = listed
+        return one.positions[None], one.values[None], one.means[None], one.covariance[None]
     n_items, n_features = room or _needed(listed)
     at, values = np.zeros((len(listed), n_items), dtype=np.int64), np.zeros((len(listed), n_items, n_features))
     means, covariances = np.zeros((len(listed), n_features)), np.zeros((len(listed), n_features, n_features))

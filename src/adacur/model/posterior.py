@@ -146,7 +146,8 @@ def listed_features(prior: Prior, at: Any) -> Any:
         firsts = xp.arange(n_queries, dtype=xp.int64, device=device(at))[:, None] * _MOST_ITEMS
         keys, wanted = keys + firsts, wanted + firsts
     keys, wanted = xp.reshape(keys, (-1,)), xp.reshape(wanted, (-1,))
-    places = xp.clip(xp.searchsorted(keys, wanted), max=n_queries * n_listed - 1)
+    # Without the last: then every place is that of a key.
+    places = xp.searchsorted(keys[:-1], wanted)
     values = xp.reshape(prior.values, (-1, n_features))[places]
     found = xp.where((keys[places] == wanted)[:, None], values, 0.0)
     return xp.reshape(found, (*at.shape, n_features))

@@ -228,8 +228,8 @@ class ItemFactors:
         return self.unpacked(parts[0] if len(parts) == 1 else array_namespace(at).concat(parts, axis=-1))
 
     def unpacked(self, stored: Any) -> Any:
-        """Features from stored numbers, float64."""
-        stored = stored - self.centre
+        """Features from stored numbers, float64, which it may write to."""
+        stored -= self.centre
         if self._mixing32 is None:
             return stored
         xp = array_namespace(stored)
