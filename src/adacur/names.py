@@ -10,7 +10,6 @@ COMMANDS = ("adacur.extras.server.serve_command:serve",)
 TRAIN_COMMANDS = (
     "adacur.extras.train.train_command:cross_encoder",
     "adacur.extras.train.train_command:dual_encoder",
-    "adacur.extras.train.train_command:distill",
 )
 # Vector stores by the scheme of their URL; each class has `from_url(url, **options)`.
 _LANCEDB, _POSTGRES = "adacur.extras.engines.lancedb:LanceStore", "adacur.extras.engines.postgres:PostgresStore"
@@ -38,6 +37,8 @@ NARROW_PRODUCT = "adacur.extras.kernels.narrow_product:product_of_narrow"
 # The key in config.json of an [EMB] cross-encoder, and what opens one.
 EMB_KEY = "adacur_emb_head"
 LOAD_EMB = "adacur.extras.train.emb_cross_encoder:load_emb_cross_encoder"
+# When a `find` has done enough, and what that promises: a room above the one that asks.
+CALIBRATED = "adacur.replay.certificates:calibrated"
 # A server's memory of its searches, and why an item is a hit.
 SEARCH_LOG = "adacur.extras.server.search_log:SearchLog"
 LEARNING = "adacur.extras.server.learning:start_learning"
