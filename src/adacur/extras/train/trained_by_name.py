@@ -12,7 +12,6 @@ from typing import Any
 from adacur.data import (
     JudgedCollection,
     fetch,
-    from_ir_datasets,
     mondo,
     names,
     read_beir,
@@ -60,7 +59,7 @@ def options_of(kind: str) -> list[str]:
 def train(kind: str, data: str, out: Path, options: Mapping[str, Any], *, progress: bool = True) -> Trained:
     """Train a model of a kind in `KINDS` on a collection by name, or distill an index; a killed run continues.
 
-    `data` is a BEIR folder, 'mondo' or irds:ID of ir_datasets, and to distill an index. `options` are those in
+    `data` is a BEIR folder or 'mondo', and to distill an index. `options` are those in
     `options_of(kind)`: `base` is a name of the catalogue, a folder or a hub name; `first` is "bm25", "dense" or a dual
     encoder's folder or hub name; `teacher` is a scorer's name, or a list of them; `split` names the judgements (by
     default train), and `number` takes that many queries at random.
@@ -124,9 +123,7 @@ def _collection(data: str, *, split: str | None = None, number: int | None = Non
     folder = Path(data)
     if split is not None and not folder.is_dir():
         raise InputError(f"split names the judgements of a BEIR folder; {data} is not a folder.")
-    if data.startswith("irds:"):
-        collection = from_ir_datasets(data.removeprefix("irds:"))
-    elif data == "mondo" and not folder.exists():
+    if data == "mondo" and not folder.exists():
         collection = mondo()
     else:
         # Judgements of a test are learnt from only where there are no others.
