@@ -10,7 +10,6 @@ COMMANDS = ("adacur.extras.server.serve_command:serve",)
 TRAIN_COMMANDS = (
     "adacur.extras.train.train_command:cross_encoder",
     "adacur.extras.train.train_command:dual_encoder",
-    "adacur.extras.train.train_command:distill",
 )
 # Vector stores by the scheme of their URL; each class has `from_url(url, **options)`.
 _LANCEDB, _POSTGRES = "adacur.extras.engines.lancedb:LanceStore", "adacur.extras.engines.postgres:PostgresStore"

@@ -16,12 +16,12 @@ from adacur.arrays import FloatArray
 from adacur.data import cache_folder, names
 from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import ScorerCard
+from adacur.replay.chosen_settings import best_stage
 from adacur.replay.comparison import JUDGED
 from adacur.replay.judged_tuning import is_gain
-from adacur.replay.means import FEWEST_QUERIES, MATTERS, mean_of
+from adacur.replay.means import FEWEST_QUERIES, MATTERS, gains, mean_of
 from adacur.replay.measures import can_judge
 from adacur.replay.measuring import Measured
-from adacur.replay.replayed_settings import best_stage, gains
 from adacur.scorers.consent import why_consent
 from adacur.search.snapshot import weight_beside
 from adacur.search.tuned import Mean
