@@ -796,7 +796,7 @@ def test_tables_in_files_are_wider_than_a_terminal_of_old(
 
 def test_a_collection_searched_and_an_index_built_from_are_told_apart(shop: Path, folder: Path) -> None:
     here("search", "beir", "hello", cwd=shop).refused("beir", "manifest.json")
-    here("build", shop / "whole.adacur", "x.adacur", *SCORED, cwd=folder).refused("is an index")
+    here("build", shop / "whole.adacur", "x.adacur", *SCORED, cwd=folder).refused("corpus.jsonl")
     (folder / "other").mkdir()
     ran = here("search", "other", "hello", cwd=folder)
     ran.refused("manifest.json")
