@@ -30,6 +30,8 @@ RECORDED_CHOICES = "adacur.extras.kernels.graph_top_n:RecordedChoices"
 # The key in config.json of an [EMB] cross-encoder, and what opens one.
 EMB_KEY = "adacur_emb_head"
 LOAD_EMB = "adacur.extras.train.emb_cross_encoder:load_emb_cross_encoder"
+# When a `find` has done enough, and what that promises: a room above the one that asks.
+CALIBRATED = "adacur.replay.certificates:calibrated"
 # A server's memory of its searches, and why an item is a hit.
 SEARCH_LOG = "adacur.extras.server.search_log:SearchLog"
 LEARNING = "adacur.extras.server.learning:start_learning"
