@@ -17,12 +17,7 @@ STORES = {
     "qdrant": "adacur.extras.engines.qdrant:QdrantStore",
     "qdrant+https": "adacur.extras.engines.qdrant:QdrantStore",
     "lancedb": _LANCEDB,
-    "lancedb+s3": _LANCEDB,
-    "lancedb+gs": _LANCEDB,
-    "lancedb+az": _LANCEDB,
-    "lancedb+file": _LANCEDB,
     "postgresql": _POSTGRES,
-    "postgres": _POSTGRES,
 }
 # What is done with such a URL: search the collection, read its items, show it without its password.
 SEARCH_IN = "adacur.extras.engines.engine_index:search_in"
