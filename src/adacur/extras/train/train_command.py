@@ -17,9 +17,7 @@ from adacur.units import duration
 if TYPE_CHECKING:
     from adacur.extras.train import Trained
 
-_Data = Annotated[
-    str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, 'mondo', or irds:ID of ir_datasets.")
-]
+_Data = Annotated[str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, or 'mondo'.")]
 _Out = Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
 _Base = Annotated[
     str | None, Option(help="The model to start from: a name that `adacur fetch` lists, a folder, or a hub name.")

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from adacur.data import JudgedCollection, fetch, from_ir_datasets, mondo, names, read_beir, split_queries
+from adacur.data import JudgedCollection, fetch, mondo, names, read_beir, split_queries
 from adacur.errors import InputError, UnknownName
 from adacur.extras.train.cross_encoder import train_cross_encoder
 from adacur.extras.train.dual_encoder import train_dual_encoder
@@ -38,7 +38,7 @@ def options_of(kind: str) -> list[str]:
 def train(kind: str, data: str, out: Path, options: Mapping[str, Any]) -> Trained:
     """Train a model of a kind in `KINDS` on a collection by name; a killed run continues.
 
-    `data` is a BEIR folder, 'mondo' or irds:ID of ir_datasets. `options` are those in `options_of(kind)`: `base` is a
+    `data` is a BEIR folder or 'mondo'. `options` are those in `options_of(kind)`: `base` is a
     name of the catalogue, a folder or a hub name; `first` is "bm25", "dense" or a dual encoder's folder or hub name;
     `split` names the judgements (by default train), and `number` takes that many queries at random.
     """
@@ -76,9 +76,7 @@ def _collection(data: str, *, split: str | None = None, number: int | None = Non
     folder = Path(data)
     if split is not None and not folder.is_dir():
         raise InputError(f"split names the judgements of a BEIR folder; {data} is not a folder.")
-    if data.startswith("irds:"):
-        collection = from_ir_datasets(data.removeprefix("irds:"))
-    elif data == "mondo" and not folder.exists():
+    if data == "mondo" and not folder.exists():
         collection = mondo()
     else:
         # Judgements of a test are learnt from only where there are no others.
