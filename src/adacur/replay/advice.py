@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.data import names
-from adacur.data.cache_folder import cache_folder
+from adacur.data import cache_folder, names
 from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import ScorerCard
 from adacur.replay.chosen_settings import best_stage

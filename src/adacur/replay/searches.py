@@ -222,9 +222,14 @@ def replay(index: AnchorIndex, queries: Sequence[Query], k: int = 10, **options:
     plan = plan_search(index, k, **options | {"fuse": 0.0}, scorer=known)
     # An index knows the true best items, and not documents.
     plan = replace(plan, finish=tuple(step for step in plan.finish if not isinstance(step, Documents)))
-    if plan.model is not None:
-        plan = replace(plan, model=replace(plan.model, approximator=_LeavingOut(plan.model.approximator, known)))
-    return [exact_scores(hits, known) for hits in search(plan, queries, k, started=started)]
+    return [exact_scores(hits, known) for hits in search(leaving_out(plan, known), queries, k, started=started)]
+
+
+def leaving_out(plan: Plan, known: KnownScores) -> Plan:
+    """The plan for anchor queries, each as if it were new."""
+    if plan.model is None:
+        return plan
+    return replace(plan, model=replace(plan.model, approximator=_LeavingOut(plan.model.approximator, known)))
 
 
 def all_scored(hits: Hits) -> tuple[IntArray, FloatArray]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adacur.data.cache_folder import cache_folder
+from adacur.data import cache_folder
 from adacur.errors import FetchError, InputError, MissingExtra
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.protocols import Scorer, ScorerCard

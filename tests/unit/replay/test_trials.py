@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from adacur import BM25
-from adacur.data import read_queries
-from adacur.data.cache_folder import cache_folder
+from adacur.data import cache_folder, read_queries
 from adacur.errors import FileFormatError, InputError, ScorerFailed
 from adacur.first_stages import EncoderCard
 from adacur.records import Item, Query
