@@ -22,7 +22,6 @@ from adacur.scorers.calling import ascore
 from adacur.scorers.known import KnownScores, ScoresInMemory
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile
-from adacur.scorers.shared_batches import SharedBatches
 from adacur.scorers.wrapping import Wrapping
 from adacur.scores import check_scores
 
@@ -163,7 +162,7 @@ def past_cache(scorer: Scorer) -> Scorer:
 
 def _unwrapped(scorer: Scorer) -> Scorer:
     # Only wrappers that pass scores on unchanged.
-    while isinstance(scorer, Metered | SharedBatches):
+    while isinstance(scorer, Metered):
         scorer = scorer.scorer
     return scorer
 

@@ -24,7 +24,7 @@ import pytest
 from adacur.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, SharedBatches, ascore, score_grid
+from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, ascore, score_grid
 from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.cached import CacheWarning, past_cache
 from adacur.scorers.score_file import look_up
@@ -713,7 +713,7 @@ class Negated:
 def test_what_lies_past_a_cache_scores_as_it_does(path) -> None:
     inner = Recording()
     cached = Cached(inner, path)
-    for same in (cached, Metered(cached), SharedBatches(Metered(cached))):
+    for same in (cached, Metered(cached)):
         assert past_cache(same) is inner
     # Another wrapper may change the scores of the cache within.
     for other in (inner, Metered(inner), Negated(cached), Metered(Negated(cached))):
