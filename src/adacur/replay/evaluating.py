@@ -21,7 +21,7 @@ from adacur.errors import EmptyInput, InputError, WrongScorer
 from adacur.first_stages import Dense, first_stage_named
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
-from adacur.protocols import FirstStage, Scorer, ScorerCard
+from adacur.protocols import FirstStage, Scorer
 from adacur.records import Item, ItemList, Query
 from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER
 from adacur.replay.judged_collection import (
@@ -34,14 +34,15 @@ from adacur.replay.judged_collection import (
     scoring_cost,
     split,
 )
-from adacur.replay.measures import can_judge, exact_scores, judged_quality, top_k_recall
+from adacur.replay.known import KnownScores
+from adacur.replay.measures import can_judge, kth_best
 from adacur.replay.runs import Run
+from adacur.replay.searches import Searches, Way
 from adacur.requirements import install_command
-from adacur.scorers import Cached, MatrixScorer
+from adacur.scorers import Cached
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
-from adacur.search.methods import METHODS, method_named, options_of
-from adacur.search.planning import SearchOptions
+from adacur.search.methods import METHODS, options_of
 from adacur.store import AnchorTable, Estimate, build_scores, check_scorer, is_finished
 from adacur.store.progress import ScoringBar
 from adacur.store.writing import made_whole
@@ -145,18 +146,43 @@ def evaluate(
     (output / "sizes.json").write_text(json.dumps(asdict(sizes)) + "\n", encoding="utf-8")
     exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
     known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
-    look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
     stages = kept_first_stages(collection.items, stages_of, encoder=encoder, folder=output / "first", progress=progress)
-    table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
-    index = AnchorIndex(table, scorer=look_up, first=stages)
-    made = {"items": len(collection.items), "scorer": str(replace(scorer.card, source=None))}
+    held = ItemList(collection.items)
+    table = AnchorTable(held, tuple(queries_of.anchors), np.ascontiguousarray(known.T))
+    index = AnchorIndex(table, first=stages)
+    judged = {query.id: grades for query in queries_of.test if (grades := collection.qrels.get(query.id))}
+    searches = Searches(
+        table,
+        queries_of.test,
+        k=max(*ks, _JUDGED_DEPTH if judged else 1),
+        stages={name: index.first_stage(name) for name in first if name != "random"},
+        scorer=KnownScores(queries_of.test, held, exact.T),
+        least=lambda k: kth_best(exact, k),
+        qrels=judged,
+        seed=seed,
+    )
+    made = {
+        "items": len(collection.items),
+        "scorer": str(replace(scorer.card, source=None)),
+        "pseudo_anchors": queries_of.pseudo,
+    }
     runs, files, failed = [], [], []
     for settings in _combinations(methods, budgets, first, len(collection.items)):
         name = re.sub(r"[^\w.-]+", "_", "-".join(map(str, settings.values())))
         file = output / "runs" / collection.name / f"{name}.json"
         try:
-            run = _run(
-                collection, queries_of, exact, index, settings, fuse=fuse, card=scorer.card, ks=ks, seed=seed, made=made
+            weight = 0.0
+            if settings["method"] not in _IN_ONE_ORDER:
+                usual = index.snapshot.usual_fuse(scorer.card, first=settings["first"])
+                weight = usual if fuse is None else fuse
+            named, measures = _run(searches, index, settings, fuse=weight, ks=ks)
+            run = Run(
+                collection=collection.name,
+                method=settings["method"],
+                settings=named | {"seed": seed},
+                query_ids=tuple(query.id for query in queries_of.test),
+                measures=measures,
+                made=made | {"adacur": version("adacur"), "at": datetime.now(UTC).isoformat(timespec="seconds")},
             )
             run.save(file)
             runs.append(run)
@@ -167,53 +193,20 @@ def evaluate(
 
 
 def _run(
-    collection: JudgedCollection,
-    queries_of: Split,
-    exact: FloatArray,
-    index: AnchorIndex,
-    settings: Mapping[str, Any],
-    *,
-    fuse: float | None,
-    card: ScorerCard,
-    ks: Sequence[int],
-    seed: int,
-    made: Mapping[str, Any],
-) -> Run:
-    """Search for the test queries with these settings, looking scores up, and measure."""
-    method, test = settings["method"], queries_of.test
-    judged = {query.id: collection.qrels[query.id] for query in test if collection.qrels.get(query.id)}
-    fused = 0.0
-    if method not in _IN_ONE_ORDER:
-        fused = index.snapshot.usual_fuse(card, first=settings["first"]) if fuse is None else fuse
-    depth = min(max(*ks, _JUDGED_DEPTH if judged else 1), settings.get("budget") or len(collection.items))
-    seeded = method_named(method, **({"seed": seed} if "seed" in options_of(method) else {}))
-    options: SearchOptions = {"budget": settings.get("budget") or None, "first": settings.get("first")}
-    options |= {"method": seeded, "fuse": 0.0}
-    hits = index.search(test, depth, **options)
-    paid = len(queries_of.anchors) if "anchors" in METHODS[method].needs else 0
-    found = [exact_scores(one, index.scorer) for one in hits]
-    measures = {f"recall@{k}": top_k_recall(found, exact, k=k) for k in ks}
-    if judged and can_judge():
-        ordered = index.search(test, depth, **options | {"fuse": fused}) if fused else hits
-        measures |= judged_quality(ordered, judged, measures=[JUDGED])
-        own = judged_quality(hits, judged, measures=[JUDGED])[JUDGED] if fused else measures[JUDGED]
-        measures |= {} if method == ALONE else {OWN_ORDER: own}
+    searches: Searches, index: AnchorIndex, settings: Mapping[str, Any], *, fuse: float, ks: Sequence[int]
+) -> tuple[dict[str, Any], dict[str, FloatArray]]:
+    """What these settings come to, and the measures of the test queries searched with them."""
+    way = Way(settings["method"], settings.get("first"), settings.get("budget", 0), fuse)
+    hits = searches.scored(way)
+    paid = len(index.anchor_queries) if "anchors" in METHODS[settings["method"]].needs else 0
+    measures = {f"recall@{k}": searches.recalls(way, k) for k in ks}
+    if searches.qrels and can_judge():
+        measures[JUDGED] = searches.quality(way)
+        measures |= {} if way.method == ALONE else {OWN_ORDER: searches.quality(way._replace(fuse=0.0))}
     measures["calls"] = np.array([float(one.trace.calls) for one in hits])
-    measures["index_calls"] = np.full(len(hits), float(paid * len(collection.items)))
+    measures["index_calls"] = np.full(len(hits), float(paid * len(index)))
     rounds = max(len(one.trace.rounds) for one in hits)
-    return Run(
-        collection=collection.name,
-        method=method,
-        settings={**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "fuse": fused, "seed": seed},
-        query_ids=tuple(query.id for query in test),
-        measures=measures,
-        made={
-            "adacur": version("adacur"),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **made,
-            **({"pseudo_anchors": queries_of.pseudo} if paid else {}),
-        },
-    )
+    return {**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "fuse": fuse}, measures
 
 
 def _with_joined(first: Sequence[str]) -> list[str]:
