@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
 
 import numpy as np
 
+from adacur.arrays import FloatArray
 from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError
 from adacur.first_stages import AnyStage
+from adacur.names import CALIBRATED, named
+from adacur.options import PARTS
 from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.results import Certificate
@@ -36,6 +39,8 @@ ABOUT = 10
 # The first round, and how later ones grow: by a tenth of the calls so far, so that a search that should end at n calls
 # ends before 1.1 n, whatever the budget.
 _FIRST, _LEAST, _GROWTH = 24, 8, 10
+# A worth that no call falls to.
+NEVER = -1.0
 _CUT_SHORT = {
     "deadline": "its deadline",
     "tokens": "its token budget",
@@ -48,6 +53,7 @@ _CUT_SHORT = {
 class FindOptions(TypedDict, total=False):
     """The options of `AnchorIndex.find`, which explains each."""
 
+    above: Required[float]
     recall: float
     budget: int | str | Budget | None
     audit: int
@@ -59,7 +65,7 @@ class FindOptions(TypedDict, total=False):
 class Promise(Protocol):
     """What replayed anchor queries promise of searches that end at a limit.
 
-    - `limit`: the expected miss at which to end; below 0, the whole budget is spent;
+    - `limit`: the `worth` of a `LineStop`; at `NEVER`, the whole budget is spent;
     - `recall`: the mean recall that is promised, `n` the queries behind it; 0 of none;
     - `reasons`: why it is less than was asked for.
     """
@@ -83,25 +89,47 @@ class Promise(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineStop:
-    """Ends a search once the expected share of what is missing above a line is at most `limit`."""
+    """Ends a search once little is expected to be missing above a line.
+
+    By the expected `recall`, or, where it was calibrated, once the next call is `worth` no more than this: the share of
+    all items above the line that it is expected to find. Calls go where they find most, whatever a query has; so for
+    the same mean recall this takes the fewest.
+    """
 
     above: float
-    limit: float
+    recall: float
+    worth: float | None = None
 
     def after(self, now: Standing) -> tuple[float, bool]:
         """As for any rule: the expected recall, and whether to end here."""
-        missing = expected_miss(now, self.above)
-        return 1 - missing, missing <= self.limit
+        expected = expected_recall_above(now, self.above)
+        if self.worth is None:
+            return expected, expected >= self.recall
+        return expected, calls_worth(now, self.above) <= self.worth
 
     def settings(self) -> Mapping[str, Any]:
-        return {"stop_at": self.limit}
+        return {"stop_worth": self.worth}
 
 
-def expected_miss(now: Standing, above: float) -> float:
-    """The expected share of the items above a line that are not found; of less than one item in all, that number."""
+def expected_recall_above(now: Standing, above: float) -> float:
+    """The share of all items above a line that is expected to be found; of less than one item in all, of one."""
+    found, chances = _expected(now, above)
+    missing = float(chances.sum())
+    return 1 - missing / max(1.0, found + missing)
+
+
+def calls_worth(now: Standing, above: float) -> float:
+    """The share of all items above a line that each of the next few calls is expected to find."""
+    found, chances = _expected(now, above)
+    return float(np.sort(chances)[-_LEAST:].sum()) / _LEAST / max(1.0, found + float(chances.sum()))
+
+
+def _expected(now: Standing, above: float) -> tuple[int, FloatArray]:
+    """How many items above a line are found, and the chances of those that are most likely to be there too."""
     found = int(np.count_nonzero(now.best >= above))
-    missing = float(now.chance_above(np.array([above]), np.array([found + 1])).sum())
-    return missing / max(1.0, found + missing) if math.isfinite(missing) else 1.0
+    chances = now.chance_above(np.array([above]), np.array([found + 1]))[:, 0]
+    # Predictions beyond the range of floats say nothing.
+    return found, np.where(np.isfinite(chances), chances, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +201,7 @@ class Certify:
             return "The search goes on."
         if stopped in _CUT_SHORT:
             return f"The search was ended by {_CUT_SHORT[stopped]} before it was done; what it found stays."
-        return self.promise.unlike(answer.query, found) if self.promise is not None else None
+        return self.promise.unlike(answer.query, found) if self.promise is not None and self.promise.n else None
 
 
 def _short_of(recall: float, found: int, unseen: int, confidence: float) -> str:
@@ -246,7 +274,6 @@ def plan_find(
             f"{spend.calls:,} calls and {n_items:,} items. Raise the budget, or score everything: recall=1.0, "
             f"budget={n_items}."
         )
-    steps = (Above(above), Certify(above, recall, confidence, None))
     if recall == 1:
         if budget is None or spend.calls is None or spend.calls < n_items:
             raise InputError(
@@ -254,13 +281,29 @@ def plan_find(
                 f"budget={n_items}, which scores all, or a recall below 1, such as 0.95."
             )
         plan = plan_search(index, 1, method=Exact(), fuse=0, filter=filter, scorer=scorer)
-        return replace(plan, finish=(*_documents(plan), *steps))
+        return replace(plan, finish=(*_documents(plan), Above(above), Certify(above, recall, confidence, None)))
     k = min(ABOUT, spend.calls) if spend.calls else 1
     plan = plan_search(index, k, budget=spend, first=first, fuse=0, filter=filter, scorer=scorer)
-    plan = replace(plan, finish=(*_documents(plan), *steps), audit=audit)
-    if plan.model is None:
-        return plan
-    return replace(plan, sizes=finding_rounds, stop=LineStop(above, 1 - recall))
+    documents = _documents(plan)
+    promise: Promise | None = None
+    if plan.model is not None:
+        plan = replace(plan, sizes=finding_rounds, audit=audit, finish=(Above(above),))
+        promise = named(CALIBRATED)(index, plan, above=above, recall=recall, confidence=confidence, filter_=filter)
+        worth = promise.limit if promise is not None and promise.n else None
+        plan = replace(plan, stop=LineStop(above, recall, worth))
+    certify = Certify(above, recall, confidence, promise)
+    return replace(plan, audit=audit, finish=(*documents, Above(above), certify))
+
+
+def find_options(**values: Any) -> FindOptions:
+    """The options of `find` from single values, as command lines and requests give them; None means not given.
+
+    Their names are those of `adacur.options.FIND_OPTIONS`.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    if limits := {name: given.pop(name) for name in PARTS["budget"] if name in given}:
+        given["budget"] = replace(Budget.of(given.get("budget", FIND_CALLS)), **limits)
+    return cast("FindOptions", given)
 
 
 def _documents(plan: Plan) -> tuple[Documents, ...]:
