@@ -15,10 +15,13 @@ from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
-from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PAIR_TEXT, TASK, question
 from adacur.scorers.http_address import CHAT, COMPLETIONS, JUDGE, Address, source
 from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
 
+ANSWERS = ("Yes", "No")
+_TASK = "Judge whether the document is relevant to the query."
+# What pairs share comes first, for servers that keep prefixes.
+_PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
 _BATCH_SIZE = 16
 # Services write −9999 or −inf for what cannot be.
@@ -88,7 +91,7 @@ class JudgeScorer(RemoteScorer):
         self.is_named = bool(name or self.model)
         self._is_chat = self.url.endswith(CHAT)
         self.batch_size = 1 if self._is_chat else batch_size or _BATCH_SIZE
-        self._instruction = self.instruction or TASK
+        self._instruction = self.instruction or _TASK
         if given_prompt is None:
             self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded, is_chat=self._is_chat)
         else:
@@ -266,9 +269,9 @@ def _checked_prompt(prompt: str, *, instruction: str | None) -> str:
 
 
 def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool, is_chat: bool) -> str:
-    asked = question(list(answers))
+    asked = f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
     if is_graded:
         rising = sorted(answers, key=lambda answer: answers[answer] or 0)
         asked = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
     # A chat has its place for the answer; a text that is continued needs one.
-    return PAIR_TEXT + asked + ("" if is_chat else "\nAnswer:")
+    return _PAIR_TEXT + asked + ("" if is_chat else "\nAnswer:")
