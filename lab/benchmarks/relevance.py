@@ -26,7 +26,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
-from adacur.model.item_factors import ScoreScale
+from adacur.model.scale import ScoreScale
 from adacur.replay.calibration import calibration_error, judged_relevance
 from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches
 from adacur.replay.searches import Way

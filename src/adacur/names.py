@@ -24,9 +24,11 @@ SEARCH_IN = "adacur.extras.engines.engine_index:search_in"
 ITEMS_IN = "adacur.extras.engines.engine_index:items_in"
 WITHOUT_CREDENTIALS = "adacur.extras.engines.store_urls:without_credentials"
 RAY = "adacur.extras.ray.ray_executor:Ray"
-# Inference: the fastest forward pass for a model, and the choice of one query's items as a CUDA graph.
+# Inference: the fastest forward pass for a model, the choice of one query's items as a CUDA graph, and the product of
+# narrow rows with a vector.
 FORWARDS = "adacur.extras.kernels.fast_forwards:fast_forward"
 RECORDED_CHOICES = "adacur.extras.kernels.graph_top_n:RecordedChoices"
+NARROW_PRODUCT = "adacur.extras.kernels.narrow_product:product_of_narrow"
 # The key in config.json of an [EMB] cross-encoder, and what opens one.
 EMB_KEY = "adacur_emb_head"
 LOAD_EMB = "adacur.extras.train.emb_cross_encoder:load_emb_cross_encoder"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,29 @@ def room_for(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
 
     Rounded up, so that searches whose lists differ a little can be computed in one batch.
     """
-    n_items = max((len(some.positions) for some in listed), default=0)
-    n_features = max((some.n_features for some in listed), default=0)
+    n_items, n_features = _needed(listed)
     return -(-n_items // _ITEMS) * _ITEMS, -(-n_features // _FEATURES) * _FEATURES
+
+
+def _needed(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
+    n_items = max((len(some.positions) for some in listed), default=0)
+    return n_items, max((some.n_features for some in listed), default=0)
+
+
+def stacked(listed: Sequence[ListedFeatures], room: tuple[int, int] | None = None) -> tuple[Any, Any, Any, Any]:
+    """The fields of several queries as arrays with a first axis of queries, with this room; by default, what is needed.
+
+    Padding repeats the last position, with features of 0; features that a query lacks have weights of 0.
+    """
+    if room is None and len(listed) == 1:
+        (one,) = listed
+        return one.positions[None], one.values[None], one.means[None], one.covariance[None]
+    n_items, n_features = room or _needed(listed)
+    at, values = np.zeros((len(listed), n_items), dtype=np.int64), np.zeros((len(listed), n_items, n_features))
+    means, covariances = np.zeros((len(listed), n_features)), np.zeros((len(listed), n_features, n_features))
+    for query, some in enumerate(listed):
+        n, m = len(some.positions), some.n_features
+        at[query, :n], values[query, :n, :m] = some.positions, some.values
+        at[query, n:] = some.positions[-1] if n else 0
+        means[query, :m], covariances[query, :m, :m] = some.means, some.covariance
+    return at, values, means, covariances

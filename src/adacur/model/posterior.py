@@ -96,6 +96,15 @@ def start(prior: Prior) -> State:
     )
 
 
+def informed(prior: Prior, told: Told) -> Prior:
+    """The prior of queries whose own first scores are all that says where their scores lie."""
+    xp = array_namespace(prior.weights)
+    n = xp.clip(xp.sum(xp.astype(told.filled, xp.float64), axis=1), min=1)
+    levels = xp.sum(xp.where(told.filled, told.rarities, 0.0), axis=1) / n
+    last = prior.weights[:, -1:] + levels[:, None]
+    return prior._replace(weights=xp.concat([prior.weights[:, :-1], last], axis=1))
+
+
 def tell(state: State, told: Told, rows: Callable[[Any], Any]) -> State:
     """The state after these scores too; `rows` reads features by position, (queries, items, features), float64."""
     xp, prior, known = array_namespace(state.weights), state.prior, state.at.shape[1]
@@ -137,7 +146,8 @@ def listed_features(prior: Prior, at: Any) -> Any:
         firsts = xp.arange(n_queries, dtype=xp.int64, device=device(at))[:, None] * _MOST_ITEMS
         keys, wanted = keys + firsts, wanted + firsts
     keys, wanted = xp.reshape(keys, (-1,)), xp.reshape(wanted, (-1,))
-    places = xp.clip(xp.searchsorted(keys, wanted), max=n_queries * n_listed - 1)
+    # Without the last: then every place is that of a key.
+    places = xp.searchsorted(keys[:-1], wanted)
     values = xp.reshape(prior.values, (-1, n_features))[places]
     found = xp.where((keys[places] == wanted)[:, None], values, 0.0)
     return xp.reshape(found, (*at.shape, n_features))

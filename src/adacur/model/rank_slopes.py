@@ -113,8 +113,8 @@ def _unexplained(
     `kernel` is that of the anchor queries, with noise, and `sums` are the sums of the rows of its inverse.
     """
     n_anchors = len(features.precisions)
-    rows, means = features.at(positions)
-    residuals = rows[:, :n_anchors]
+    rows = features.rows_in_memory(positions)
+    residuals, means = rows[:, :n_anchors], rows[:, -2]
     left, centred, from_others = residuals[:, column], residuals[:, column], 0.0
     if features.anchor_vectors is not None:
         # Features are residuals of the regression: its inverse times the scores, over its diagonal.

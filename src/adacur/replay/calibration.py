@@ -8,7 +8,7 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
 from adacur.model.features import rows_at
-from adacur.model.item_factors import KNOTS, ScoreScale
+from adacur.model.scale import KNOTS, ScoreScale
 from adacur.protocols import AnchorScores, Items
 from adacur.replay.means import cross_fit
 from adacur.replay.measures import Qrels

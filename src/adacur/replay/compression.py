@@ -14,7 +14,7 @@ from adacur.errors import InputError
 from adacur.first_stages import Placed, placed
 from adacur.model import Features, GaussianModel, Storage
 from adacur.model.features import rows_at
-from adacur.model.item_factors import check_storage
+from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
 from adacur.replay.held_out import HeldOut, check_anchors, check_exact
 from adacur.replay.known import KnownScores

@@ -204,7 +204,7 @@ class JudgedSearches:
         start = self._started(among)
         ways = [start._replace(budget=budget) for budget in self._budgets]
         chosen = next(way for way in ways if self._searches.has(way) and loses_nothing(quality(way) - quality(start)))
-        pools = [chosen._replace(pool=n * (chosen.budget or 0)) for n in _POOLS]
+        pools = [chosen._replace(pool=n * chosen.budget) for n in _POOLS]
         if self._searches.has(reranked := chosen._replace(method="rerank")):
             pools = [reranked, *pools]
         best = max(pools, key=lambda one: float(quality(one).mean()))

@@ -15,6 +15,7 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.first_stages import Placed
+from adacur.first_stages.joined import SEPARATOR
 from adacur.model import GaussianModel
 from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import AnchorScores, Approximation, Approximator, Ranking, Scorer
@@ -37,12 +38,13 @@ from adacur.search.tuned import GaussianSettings, first_weight_of
 class Way(NamedTuple):
     """A way to search: a method, or "gaussian" with these settings, from a first stage, with so many calls.
 
-    Then the order: the first stage's weight in it, and only the first stage's best `pool`, where there is one.
+    A method that needs no number of calls has 0. Then the order: the first stage's weight in it, and only the first
+    stage's best `pool`, where there is one.
     """
 
     method: str | GaussianSettings
     first: str | None = None
-    budget: int | None = None
+    budget: int = 0
     fuse: float = 0.0
     pool: int | None = None
 
@@ -76,7 +78,8 @@ class Searches:
     ) -> None:
         self.queries, self.k, self.qrels, self.measure = queries, k, qrels or {}, measure
         self.stages = {name: None if stage is None else Asked(stage) for name, stage in stages.items()}
-        self._index = AnchorIndex(anchors, scorer=KnownScores.of(anchors) if scorer is None else scorer)
+        single = {name: stage for name, stage in self.stages.items() if name and stage and SEPARATOR not in name}
+        self._index = AnchorIndex(anchors, scorer=KnownScores.of(anchors) if scorer is None else scorer, first=single)
         self._index.snapshot.tunings = ()
         self._model, self._slopes, self._seed = model, slopes, seed
         self._given_least = least
@@ -102,11 +105,12 @@ class Searches:
         key = _plain(way), to_the_end
         if key not in self._scored:
             stage = self.stages.get(way.first)
-            options: SearchOptions = {"budget": way.budget, "method": self._method(way, stage, to_the_end)}
+            options: SearchOptions = {"budget": way.budget or None, "method": self._method(way, stage, to_the_end)}
             options |= {"first": "random" if stage is None else stage, "fuse": 0.0}
             if way.method == "exact":
                 options["first"] = None
-            self._scored[key] = searched(self._index, self.queries, self.k, **options)
+            k = min(self.k, way.budget or self.n_items)
+            self._scored[key] = searched(self._index, self.queries, k, **options)
         return self._scored[key]
 
     def recalls(self, way: Way, k: int | None = None) -> FloatArray:

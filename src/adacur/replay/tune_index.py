@@ -83,7 +83,6 @@ def tune(
         queries_of = judged_queries(index, qrels, queries, seed=seed)
         judged = JudgedSearches(index, queries_of, k=k, largest=min(budget, len(index)), seed=seed)
         chosen = judged.choose()
-        assert chosen.budget is not None
         tuning = choose_settings(searches, budget=chosen.budget, first=chosen.first, seed=seed, quick=quick)
         tuning = replace(tuning, judged=judged.measured(chosen, tuning.settings))
         answers = judged.hits(chosen, tuning.settings)

@@ -22,7 +22,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError
-from adacur.model.shared_posteriors import compute_together
+from adacur.model.device_posterior import compute_together
 from adacur.protocols import Scorer
 from adacur.records import Pair, Query
 from adacur.results import Hits

@@ -12,6 +12,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.extras.kernels.cuda_graphs import Capture, cuda_graphs
+from adacur.model.acquire import ROUNDING
 from adacur.model.features import Features
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.requirements import require
@@ -50,16 +51,17 @@ class CudaGraphTopN:
     `capture` records what a function does; by default as a CUDA graph.
     """
 
-    def __init__(self, features: Features, shape: Shape, *, rounding: float, capture: Capture | None = None) -> None:
+    def __init__(self, features: Features, shape: Shape, *, capture: Capture | None = None) -> None:
         torch = self._torch = require("torch", extra="torch")
-        self._features, self._shape, self._rounding = features, shape, rounding
+        self._features, self._shape = features, shape
         self._device = features.device_means.device
-        self._n_features = features.factors.n_features
+        # The mean's and the level's too.
+        self._n_features = features.factors.n_features + 2
         self.lock = threading.Lock()
         on_cuda = self._device.type == "cuda"
         n_listed = shape.listed + shape.candidates
         self._n_places = n_listed + shape.scored
-        n_numbers = n_listed + self._n_features + 3
+        n_numbers = n_listed + self._n_features + 1
         self._host = torch.zeros(self._n_places + n_numbers, dtype=torch.float64, pin_memory=on_cuda)
         self._given = torch.zeros_like(self._host, device=self._device)
         self._answer = torch.zeros((shape.top, 3 + self._n_features), dtype=torch.float64, device=self._device)
@@ -70,8 +72,6 @@ class CudaGraphTopN:
         self,
         *,
         weights: FloatArray,
-        level: float,
-        trust: float,
         listed: IntArray,
         rises: FloatArray,
         candidates: IntArray,
@@ -93,7 +93,7 @@ class CudaGraphTopN:
                 places[-1][: len(some)], heights[-1][: len(some)] = some, own
         filled = np.full(shape.scored, scored[0], dtype=np.float64)
         filled[: len(scored)] = scored
-        parts: list[Any] = [*places, filled, *heights, weights, [level, trust, first_weight]]
+        parts: list[Any] = [*places, filled, *heights, weights, [first_weight]]
         with self.lock:
             np.concatenate(parts, out=self._host.numpy())
             self._given.copy_(self._host, non_blocking=True)
@@ -108,21 +108,19 @@ class CudaGraphTopN:
         torch, shape, features, given = self._torch, self._shape, self._features, self._given
         places, numbers = given[: self._n_places].long(), given[self._n_places :]
         listed, candidates, scored = places.split([shape.listed, shape.candidates, shape.scored])
-        rises, steps, weights, rest = numbers.split([shape.listed, shape.candidates, self._n_features, 3])
-        level, trust, first_weight = rest.unbind()
-        predicted = features.factors.products_here(weights[None, :])[0]
-        predicted.addcmul_(trust.float(), features.device_means).add_((level + (1 - trust) * features.centre).float())
+        rises, steps, weights, first_weight = numbers.split([shape.listed, shape.candidates, self._n_features, 1])
+        predicted = features.predictions(weights[None, :])[0]
         predicted.scatter_add_(0, listed, rises.float())
         raised = predicted.clone()
         if shape.candidates:
             deviation, height = predicted.std(correction=0), predicted[candidates[:1]].abs()
-            unit = torch.where(deviation <= self._rounding * height, height.clamp(min=1.0), deviation)
+            unit = torch.where(deviation <= ROUNDING * height, height.clamp(min=1.0), deviation)
             unit = torch.where(unit.isfinite(), unit, 0.0) * first_weight.float()
             raised.scatter_add_(0, candidates, unit * steps.float())
         raised.scatter_(0, scored, -math.inf)
         values, at = raised.topk(shape.top)
         found = torch.stack([values.double(), predicted[at].double(), at.double()], 1)
-        self._answer.copy_(torch.cat([found, features.factors.rows_here(at)], 1))
+        self._answer.copy_(torch.cat([found, features.rows(at)], 1))
 
 
 class RecordedChoices:
@@ -133,19 +131,19 @@ class RecordedChoices:
         self._lock = threading.Lock()
         self._known: dict[Shape, CudaGraphTopN | None] = {}
 
-    def of(self, features: Features, *, rounding: float, **sizes: Any) -> CudaGraphTopN | None:
+    def of(self, features: Features, **sizes: Any) -> CudaGraphTopN | None:
         """The choice of the smallest shape that holds these sizes (`Shape.of`); None where none can be recorded."""
         if self._capture is None and features.device_means.device.type != "cuda":
             return None
         shape = Shape.of(**sizes)
         with self._lock:
             if shape not in self._known and len(self._known) < _MOST:
-                self._known[shape] = self._recorded(features, shape, rounding=rounding)
+                self._known[shape] = self._recorded(features, shape)
             return self._known.get(shape)
 
-    def _recorded(self, features: Features, shape: Shape, *, rounding: float) -> CudaGraphTopN | None:
+    def _recorded(self, features: Features, shape: Shape) -> CudaGraphTopN | None:
         try:
-            return CudaGraphTopN(features, shape, rounding=rounding, capture=self._capture)
+            return CudaGraphTopN(features, shape, capture=self._capture)
         except Exception as error:
             # Triton, cuBLAS and the driver each have errors of their own.
             _log.warning("Rounds cannot be recorded as CUDA graphs, so they take longer: %s", error)
