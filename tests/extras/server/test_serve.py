@@ -998,6 +998,7 @@ def test_every_route_is_described(client):
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/search",
+        "/v1/find",
         "/v1/rerank",
         "/v1/indexes",
         "/v1/indexes/{name}/recall",
