@@ -50,8 +50,14 @@ class RankSlopes:
 
     def features(self, lists: Sequence[IntArray]) -> ListedFeatures:
         """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first."""
-        listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in lists]))
-        return ListedFeatures(listed, rises(lists, listed), self.means, self.covariance)
+        cut = [some[:RANKS_THAT_COUNT] for some in lists]
+        listed, places = np.unique(np.concatenate(cut), return_inverse=True)
+        stages = np.repeat(np.arange(len(cut)), [len(some) for some in cut])
+        steps = np.concatenate([RISE[: len(some)] for some in cut])
+        values = np.zeros((len(listed), len(cut)))
+        # From the last to the first: of an item that a stage names twice, the better rank stays.
+        values[places[::-1], stages[::-1]] = steps[::-1]
+        return ListedFeatures(listed, values, self.means, self.covariance)
 
     @classmethod
     def fitted(
