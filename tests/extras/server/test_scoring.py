@@ -3,13 +3,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
-from adacur import Cached, Item, Query
+from adacur import Item, Query
 from adacur.extras.server.metrics import Metrics
 from adacur.extras.server.scoring import ServedScorers
-from adacur.money import Price
-from adacur.scorers import FunctionScorer, Metered
+from adacur.scorers import FunctionScorer
 from adacur.scorers.calling import ascore
 from tests.serving_world import TextScorer
 
@@ -55,26 +52,6 @@ def counted(metrics: Metrics, name: str) -> float:
     return value
 
 
-@pytest.mark.parametrize("wrap", [lambda scorer: scorer, Metered, lambda scorer: Metered(Metered(scorer))])
-async def test_plain_functions_share_calls_only_where_that_is_asked_for(wrap):
-    for shared in (True, False):
-        functions = Functions()
-        metrics = await asked_by_twenty(wrap(FunctionScorer(functions.plain, name="f", can_batch_callers=shared)))
-        assert counted(metrics, "f") == functions.calls
-        assert functions.calls == 20 if not shared else functions.calls < 15
-
-
-async def test_a_cache_in_front_shares_calls_too(tmp_path):
-    functions = Functions()
-    with Cached(
-        FunctionScorer(functions.plain, name="f", can_batch_callers=True), tmp_path / "scores.sqlite", key="k"
-    ) as scorer:
-        await asked_by_twenty(scorer)
-        paid = functions.calls
-        await asked_by_twenty(scorer)
-    assert functions.calls == paid < 15
-
-
 async def test_what_runs_side_by_side_by_itself_is_left_to():
     functions = Functions()
     metrics = await asked_by_twenty(FunctionScorer(functions.awaited, name="f"))
@@ -87,19 +64,3 @@ def test_one_scorer_is_served_as_one_object():
     one, other = TextScorer(), TextScorer()
     assert scorers.of(one) is scorers.of(one)
     assert scorers.of(one) is not scorers.of(other)
-
-
-@pytest.mark.parametrize("price", [None, "1 USD / 1k tokens"])
-def test_a_model_tokenises_its_pairs_again_only_where_tokens_are_paid(price):
-    class Model(TextScorer):
-        counted = 0
-
-        def tokens_of(self, pairs):
-            Model.counted += len(pairs)
-            return [5] * len(pairs)
-
-    metrics = Metrics()
-    served = ServedScorers(metrics=metrics, price=price and Price.of(price)).of(Model())
-    served.score(pairs_of(0))
-    tokens = metrics.registry.get_sample_value("adacur_scorer_tokens_total", {"scorer": served.card.name})
-    assert (Model.counted, tokens) == ((3, 15) if price else (0, 0))
