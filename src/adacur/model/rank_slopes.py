@@ -54,10 +54,10 @@ class RankSlopes:
         listed, places = np.unique(np.concatenate(cut), return_inverse=True)
         stages = np.repeat(np.arange(len(cut)), [len(some) for some in cut])
         steps = np.concatenate([RISE[: len(some)] for some in cut])
-        values = np.zeros((len(listed), len(cut)))
-        # From the last to the first: of an item that a stage names twice, the better rank stays.
-        values[places[::-1], stages[::-1]] = steps[::-1]
-        return ListedFeatures(listed, values, self.means, self.covariance)
+        values = np.zeros(len(listed) * len(cut))
+        # Of an item that a stage names twice, the better rank counts.
+        np.maximum.at(values, places * len(cut) + stages, steps)
+        return ListedFeatures(listed, values.reshape(len(listed), len(cut)), self.means, self.covariance)
 
     @classmethod
     def fitted(
