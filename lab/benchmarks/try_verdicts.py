@@ -46,8 +46,6 @@ from adacur.replay.searches import Way
 from adacur.replay.trial_sizes import plan_trial
 from adacur.scorers import MatrixScorer
 
-# The truth needs the first stages' best 100, and what a search finds, not every item.
-_GRID = 100
 NAMES = ("scifact", "wikivital", "mondo")
 KINDS = ("no", "unproven", "blend", "rerank", "search")
 
@@ -129,7 +127,7 @@ def truth(bed: Bed, place: Path) -> Measured:
     material = read_material(bed.folder(bed.told, place), most=len(bed.told))
     n, first = len(material.items), bed.first(list(material.items))
     plan = TrialSizes(
-        bed.name, n, n, len(material.queries), len(material.qrels), tuple(first), 10, min(100, n), _GRID, *[0] * 6
+        bed.name, n, n, len(material.queries), len(material.qrels), tuple(first), 10, min(100, n), *[0] * 6
     )
     return measure(material, plan, scorer=bed.scorer(bed.told), first=first, seconds=math.inf)
 

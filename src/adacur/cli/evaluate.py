@@ -119,10 +119,11 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
         ],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
     )
+    n_queries = len(done.runs[0].query_ids)
     fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
     note(
-        f"Means over {len(rows[0].run.query_ids)} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
+        f"Means over {n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
         f"paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than "
         "re-ranking with as many calls, query by query."
     )
