@@ -44,8 +44,8 @@ def evaluate(
 ) -> None:
     """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
 
-    It ends with a verdict: whether the scorer is worth any call, an index its price, and more depth its calls. An
-    interrupted evaluation continues with the same command.
+    It ends with a verdict: whether the scorer is worth any call, and more depth its calls. An interrupted evaluation
+    continues with the same command.
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
     """

@@ -18,7 +18,6 @@ JUDGED = "nDCG@10"
 OWN_ORDER = f"{JUDGED} in the scorer's order"
 # The method that calls no scorer, and the one that needs no index.
 ALONE, RERANK = "first", "rerank"
-_DEFAULT_METHOD = "gaussian"
 # Where all items are scored, a gain this large must not be overlooked.
 _OVERLOOKED = 0.05
 
@@ -71,11 +70,11 @@ def _differences(run: Run, other: Run, measures: Iterable[str]) -> dict[str, Mea
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """In a few sentences: whether the scorer is worth any call, an index its price, and more depth its calls.
+    """In two sentences: whether the scorer is worth any call, and more depth its calls.
 
     What was not run, or not judged, is left out.
     """
-    return " ".join(filter(None, (worth(runs), index_worth(runs), depth(runs))))
+    return " ".join(filter(None, (worth(runs), depth(runs))))
 
 
 def worth(runs: Sequence[Run]) -> str:
@@ -88,7 +87,7 @@ def worth(runs: Sequence[Run]) -> str:
         return ""
     best = max(spent, key=_quality)
     # Of many runs the best is flattered: the interval is that of all of them together.
-    gain = _together([(best, alone)], [JUDGED], level=1 - 0.05 / len(spent), samples=10_000)
+    gain = _change(best, alone, JUDGED, level=1 - 0.05 / len(spent), samples=10_000)
     unproved = f"No gain is proved on {gain.n} judged queries; use none, or more of them (--queries)"
     answer = "Yes" if gain.low > 0 else "No: use none here" if gain.high < MATTERS else unproved
     fuse = f", fuse {best.settings['fuse']:g}" if best.settings.get("fuse") else ""
@@ -98,49 +97,6 @@ def worth(runs: Sequence[Run]) -> str:
         f"{best.settings['budget']} calls, the best of {len(spent)}: {gain.value:+.3f} (95 % {gain.low:+.3f} to "
         f"{gain.high:+.3f})."
     )
-
-
-def index_worth(runs: Sequence[Run]) -> str:
-    """Whether an index finds more than the strongest re-ranking; empty where none was run.
-
-    The default method, or the best of the others where it was not run, is compared over all budgets and k together.
-    """
-    lines: dict[tuple[str, str], dict[int, Run]] = {}
-    for run in runs:
-        if run.settings.get("budget"):
-            lines.setdefault((run.method, run.settings["first"]), {})[run.settings["budget"]] = run
-    recalls = [name for name in _measures_of(runs) if name != JUDGED]
-    rivals = [key for key in lines if key[0] == RERANK]
-    usual = [key for key in lines if key[0] == _DEFAULT_METHOD]
-    contest = usual or [key for key in lines if key[0] != RERANK]
-    if not rivals or not contest:
-        return ""
-
-    def finds(key: tuple[str, str]) -> float:
-        return float(np.mean([run.values(name).mean() for run in lines[key].values() for name in recalls]))
-
-    best, strongest = max(contest, key=finds), max(rivals, key=finds)
-    shared = sorted(lines[best].keys() & lines[strongest].keys())
-    pairs = [(lines[best][budget], lines[strongest][budget]) for budget in shared]
-    gain = _together(pairs, recalls)
-    unsure = f"{gain.n} queries cannot tell; use more (--queries)"
-    answer = "Yes, by recall" if gain.low > 0 else f"No: {RERANK} finds as much or more" if gain.high <= 0 else unsure
-    if gain.n < FEWEST_QUERIES:
-        return f"Is an index worth it? {_told(gain, answer, kind='')}."
-    anchors, items = int(pairs[0][0].settings.get("anchors", 0)), int(pairs[0][0].made["items"])
-    parts = [
-        f"Is an index worth it? {answer}. {best[0]} ({best[1]} first) against {strongest[0]} ({strongest[1]} first): "
-        f"{gain.value:+.3f} of the scorer's top k (95 % {gain.low:+.3f} to {gain.high:+.3f}), the mean over budgets "
-        f"{_listed(shared)} and k = {_listed(name.removeprefix('recall@') for name in recalls)} on {gain.n} queries."
-    ]
-    if all(_has(run, JUDGED) for pair in pairs for run in pair):
-        judged = _together(pairs, [JUDGED])
-        moves = "rises" if judged.low > 0 else "falls" if judged.high < 0 else "does not change for certain"
-        parts.append(f"{JUDGED} {moves}: {judged.change()} on {judged.n} judged queries.")
-    parts.append(f"Paid beforehand: {anchors} anchor queries × {items:,} items = {anchors * items:,} calls.")
-    if len(contest) > 1:
-        parts.append(f"It was picked as the best of {len(contest)} on these same queries, which flatters it a little.")
-    return " ".join(parts)
 
 
 def depth(runs: Sequence[Run]) -> str:
@@ -155,7 +111,7 @@ def depth(runs: Sequence[Run]) -> str:
     reranked = _most_joined([run for run in judged if run.method == RERANK and run.settings["budget"] == most])
     if exact is None or reranked is None or most >= exact.made["items"]:
         return ""
-    change = _together([(exact, reranked)], [OWN_ORDER])
+    change = _change(exact, reranked, OWN_ORDER)
     if change.high < 0 and change.value <= -MATTERS:
         answer = "No: mend it first (adacur train cross-encoder), or keep to a pool of the first stage's best"
     elif change.low > 0 and change.value >= MATTERS:
@@ -170,9 +126,9 @@ def depth(runs: Sequence[Run]) -> str:
     )
 
 
-def _told(mean: Mean, answer: str, *, kind: str = "judged ") -> str:
+def _told(mean: Mean, answer: str) -> str:
     """The answer, where there are queries enough for one."""
-    few = f"{mean.n} {kind}queries cannot tell; use at least {FEWEST_QUERIES} (--queries)"
+    few = f"{mean.n} judged queries cannot tell; use at least {FEWEST_QUERIES} (--queries)"
     return few if mean.n < FEWEST_QUERIES else answer
 
 
@@ -195,16 +151,5 @@ def _quality(run: Run) -> float:
     return float(run.values(JUDGED).mean())
 
 
-def _together(pairs: Sequence[tuple[Run, Run]], measures: Sequence[str], **interval: Any) -> Mean:
-    """The mean difference over all pairs of runs and measures: one value per query."""
-    by_query: dict[str, list[float]] = {}
-    for left, right in pairs:
-        for measure in measures:
-            for id_, difference in differences_by_query(left, right, measure).items():
-                by_query.setdefault(id_, []).append(difference)
-    return mean_of(np.array([np.mean(of_query) for of_query in by_query.values()]), **interval)
-
-
-def _listed(values: Iterable[object]) -> str:
-    *others, last = map(str, values)
-    return f"{', '.join(others)} and {last}" if others else last
+def _change(left: Run, right: Run, measure: str, **interval: Any) -> Mean:
+    return mean_of(np.array(list(differences_by_query(left, right, measure).values())), **interval)
