@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +24,7 @@ class Posterior:
 
     - `priors`: of one query each;
     - `left_out`: per query, the anchor query that a replay must not know: all is solved for features without it;
-    - `together`: predict all queries in one product;
-    - `read`: per query, how features of items are read, if not by `features`.
+    - `together`: predict all queries in one product.
     """
 
     def __init__(
@@ -36,13 +34,11 @@ class Posterior:
         *,
         left_out: Sequence[LeaveOneOut] = (),
         together: bool = False,
-        read: Sequence[Any] = (),
     ) -> None:
         self.features = features
         self.states: Sequence[State] = [start(prior) for prior in priors]
         self._left_out = left_out
         self._together = together
-        self.read = list(read) or [features.rows_in_memory] * len(priors)
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per query."""
@@ -59,7 +55,7 @@ class Posterior:
             state = start(informed(state.prior, told))
 
         def rows(at: IntArray) -> FloatArray:
-            read = self.read[query](at)
+            read = self.features.rows_in_memory(at)
             return self._left_out[query].rows(read) if self._left_out else read
 
         return tell(state, told, rows)

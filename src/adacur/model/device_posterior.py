@@ -1,8 +1,8 @@
 """Predictions on a torch device: scores and requests of a search are noted, and computed with those of other searches.
 
 They are computed when the search reads the answer, or before, by `compute_together`: searches at the same point become
-rows of one batch, with one product for all. Few queries are solved by numpy before a device would have received their
-systems; it then only predicts and chooses. Only chosen positions and their predictions come back to the host.
+rows of one batch, with one product for all. A few queries are solved by numpy, before a device would have received
+their systems; it only predicts and chooses. Only chosen positions and their predictions come back to the host.
 
 Memory on the device, besides the features: queries × (12 bytes an item + 16 bytes × scores × features + 24 bytes ×
 scores²), of which the first two are taken for fewer queries at a time where there is too little.
@@ -10,13 +10,13 @@ scores²), of which the first two are taken for fewer queries at a time where th
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.errors import DeviceFailed
 from adacur.model.acquire import ROUNDING, SCORES_THAT_TELL
-from adacur.model.approximation import Posterior, chance_above
+from adacur.model.approximation import chance_above
 from adacur.model.features import Features
 from adacur.model.on_device import moved
 from adacur.model.posterior import (
@@ -75,14 +75,11 @@ class Request(NamedTuple):
 class DevicePosterior:
     """The approximation of the queries of one search: some rows of a batch that it may share with other searches.
 
-    `prior` and `solved_here` are what a batch starts from, on the device or solved by numpy. One thread at a time may
-    use it, alone or through `compute_together`.
+    `prior` makes what a batch starts from. One thread at a time may use it, alone or through `compute_together`.
     """
 
-    def __init__(
-        self, features: Features, prior: Callable[[], Prior], *, solved_here: Callable[[], Posterior], n_queries: int
-    ) -> None:
-        self._features, self._prior, self._solved_here = features, functools.cache(prior), solved_here
+    def __init__(self, features: Features, prior: Callable[[], Prior], *, n_queries: int) -> None:
+        self._features, self._prior = features, functools.cache(prior)
         self._batch: _Batch | None = None
         self._rows = range(n_queries)
         self._told: tuple[Sequence[IntArray], Sequence[FloatArray]] | None = None
@@ -150,7 +147,9 @@ def compute_together(searches: Sequence[DevicePosterior]) -> None:
     are_few = sum(len(search._rows) for search in searches) <= _FEW_QUERIES
     for search in searches:
         if are_few and search._batch is None:
-            search._batch = _Batch(search._features, here=search._solved_here())
+            prior, features = search._prior(), search._features
+            here = [(start(some_of(prior, slice(at, at + 1))), KnownRows(features)) for at in search._rows]
+            search._batch = _Batch(features, None, here)
         groups.setdefault(search._point(), []).append(search)
     for group in groups.values():
         requests = [search._request for search in group]
@@ -163,17 +162,7 @@ def compute_together(searches: Sequence[DevicePosterior]) -> None:
 
 def _batch_of(group: Sequence[DevicePosterior]) -> _Batch:
     """One batch of exactly these searches, in order, with the scores noted of them."""
-    first = group[0]
-    if first._batch is None:
-        batch = _Batch(first._features, state=start(_on(first._features, joined([one._prior() for one in group]))))
-    else:
-        parts: list[tuple[_Batch, list[int]]] = []
-        for search in group:
-            assert search._batch is not None
-            if not parts or parts[-1][0] is not search._batch:
-                parts.append((search._batch, []))
-            parts[-1][1].extend(search._rows)
-        batch = _Batch.joined(parts)
+    batch = _joined(group)
     if any(search._told is not None for search in group):
         nothing: Any = [np.empty(0, dtype=np.intp)]
         told = [search._told or (nothing * len(search._rows), nothing * len(search._rows)) for search in group]
@@ -186,191 +175,146 @@ def _batch_of(group: Sequence[DevicePosterior]) -> _Batch:
     return batch
 
 
+def _joined(group: Sequence[DevicePosterior]) -> _Batch:
+    """One batch of exactly these searches; the one that they are in, where they are all of it."""
+    features, device = group[0]._features, group[0]._features.device_means.device
+    with _loading:
+        _load_linalg(device)
+    parts: list[tuple[_Batch, list[int]]] = []
+    for search in group:
+        if search._batch is None:
+            prior = joined([one._prior() for one in group])
+            return _Batch(features, start(Prior(*(moved(array, device) for array in prior))))
+        if search._batch.state is None:
+            return search._batch
+        if not parts or parts[-1][0] is not search._batch:
+            parts.append((search._batch, []))
+        parts[-1][1].extend(search._rows)
+    first, rows = parts[0]
+    if len(parts) == 1 and rows == list(range(first.n_queries)):
+        return first
+    states = [some_of(one.state, moved(rows, device, dtype="int64")) for one, rows in parts if one.state is not None]
+    return _Batch(features, joined(states))
+
+
+@dataclass(eq=False)
 class _Batch:
-    """Queries over features on a device: their `state` is there, or they are solved by numpy, `here`."""
+    """Queries over features on a device, where their `state` is; or, of each, a state `here` in memory."""
 
-    def __init__(self, features: Features, *, state: State | None = None, here: Posterior | None = None) -> None:
-        self._torch = require("torch", extra="torch")
-        self._features = features
-        self._device = features.device_means.device
-        with _loading:
-            _load_linalg(self._device)
-        self.state, self.here = state, here
-        self.n_queries = len(state.at) if state is not None else len(here.states) if here is not None else 0
-        self._at_once = max(1, self.n_queries)
-        self._raising: tuple[Any, Any] | None = None
+    features: Features
+    state: State | None
+    here: Sequence[tuple[State, KnownRows]] = ()
+    raising: tuple[Any, Any] | None = None
 
-    @classmethod
-    def joined(cls, parts: Sequence[tuple[_Batch, Sequence[int]]]) -> _Batch:
-        """These queries of several batches as one; the batch itself where they are all of one."""
-        first = parts[0][0]
-        if len(parts) == 1 and list(parts[0][1]) == list(range(first.n_queries)):
-            return first
-        states = []
-        for batch, queries in parts:
-            assert batch.state is not None
-            states.append(some_of(batch.state, moved(queries, first._device, dtype="int64")))
-        together = cls(first._features, state=joined(states))
-        # What did not fit for one batch will not fit for all.
-        limits = [batch._at_once for batch, _ in parts if batch._at_once < batch.n_queries]
-        together._at_once = max(1, min([together.n_queries, *limits]))
-        return together
+    @property
+    def n_queries(self) -> int:
+        return len(self.here) if self.state is None else len(self.state.at)
 
     def told(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> _Batch:
         """The batch with these exact scores too, per query."""
-        batch, features = copy.copy(self), self._features
-        batch.__dict__.pop("deviations", None)
-        if self.here is not None:
-            batch.here = copy.copy(self.here)
-            batch.here.tell(positions, scores)
-            return batch
-        assert self.state is not None
-        if any(map(len, positions)):
-            told = self._sent(positions, [features.scale.rarity(exact) for exact in scores])
-            state = self.state
-            if features.learns_level and not state.at.shape[1]:
-                state = start(informed(state.prior, told))
-            states = self._in_parts(lambda part: tell(_part(state, part), _part(told, part), features.rows))
-            batch.state, batch._at_once = joined(states), self._at_once
-        return batch
+        rarities = [self.features.scale.rarity(exact) for exact in scores]
+        if self.state is None:
+            given = zip(self.here, positions, rarities, strict=True)
+            here = [
+                (self._told(state, Told(*_padded([at]), one[None]), rows), rows) for (state, rows), at, one in given
+            ]
+            return replace(self, here=here)
+        at, filled = _padded(positions)
+        values = np.zeros(at.shape)
+        values[filled] = np.concatenate(rarities)
+        # In one transfer: float64 holds a position exactly.
+        told = moved(np.stack([at, filled, values]), self.features.device_means.device)
+        told = Told(told[0].long(), told[1].bool(), told[2])
+        return replace(self, state=self._told(self.state, told, self.features.rows))
+
+    def _told(self, state: State, told: Told, rows: Callable[[Any], Any]) -> State:
+        if not told.at.shape[1]:
+            return state
+        if self.features.learns_level and not state.at.shape[1]:
+            state = start(informed(state.prior, told))
+        states = _in_parts(len(state.at), lambda part: tell(_part(state, part), _part(told, part), rows))
+        told_all: State = joined(states)
+        return told_all
 
     @functools.cached_property
     def deviations(self) -> FloatArray:
         """Of the residuals, per query."""
-        if self.here is not None:
-            return np.concatenate([residual_deviations(state) for state in self.here.states])
-        assert self.state is not None
-        return np.asarray(residual_deviations(self.state).cpu().numpy())
+        if self.state is not None:
+            return np.asarray(residual_deviations(self.state).cpu())
+        return np.concatenate([residual_deviations(state) for state, _ in self.here])
 
     def predict(self) -> FloatArray:
         """Predictions for every item, a row per query, on the host."""
-        if self.here is not None:
-            return self.here.predict()
         solved = self._solved()
-        return np.concatenate(self._in_parts(lambda part: self._predicted(_part(solved, part)).cpu().numpy()))
+        parts = _in_parts(self.n_queries, lambda part: self._predicted(_part(solved, part)).cpu().numpy())
+        return np.concatenate(parts)
 
     def best(self, request: Request) -> list[TopN]:
         """Of each query, the most promising unscored items: at least `n`, as far as there are as many."""
-        if self.here is not None and self.n_queries == 1 and request.allowed is None:
-            found = self._recorded_best(self.here, request)
-            if found is not None:
-                return [found]
-        torch, n_items, solved = self._torch, len(self._features.means), self._solved()
-        may = None if request.allowed is None else moved(request.allowed, self._device)
-        if request.first_weight and self._raising is None:
-            # The candidates of a search never change.
-            at, filled = _padded([some[:RANKS_THAT_COUNT] for some in request.found])
-            rise = np.where(filled, RISE[: at.shape[1]], 0.0)
-            self._raising = moved(at, self._device), moved(rise, self._device, dtype="float32")
-        raising = None
-        if request.first_weight and self._raising is not None and self._raising[0].shape[1]:
-            # After `SCORES_THAT_TELL` scores of a query, a weight of 1 is halved.
-            weights = 1 / (1 / request.first_weight + solved.filled.sum(1) / SCORES_THAT_TELL)
-            raising = (*self._raising, weights)
+        n = min(request.n + _SLACK, self.features.factors.n_items)
+        if len(self.here) == 1 and self.features.recorded is not None and request.allowed is None:
+            state, known_rows = self.here[0]
+            recorded = self.features.recorded.best(self.features, state, n, request.found[0], request.first_weight)
+            if recorded is not None:
+                raised, predicted, positions, rows = recorded
+                known_rows.expect(positions, rows)
+                return [_top_n(raised, predicted, positions)]
+        torch, device, solved = require("torch", extra="torch"), self.features.device_means.device, self._solved()
+        may = None if request.allowed is None else moved(request.allowed, device)
+        raising = self._raising(request, solved.filled)
 
         def choose(part: slice | None) -> Any:
             some = _part(solved, part)
             predicted = self._predicted(some)
             raised = predicted.clone()
             if raising is not None:
-                at, rise, weights = _part(_Raising(*raising), part)
+                at, rise, weights = _part(raising, part)
                 raised.scatter_add_(1, at, (_units(torch, predicted, at) * weights)[:, None].float() * rise)
             if may is not None:
                 raised.masked_fill_(~may, -math.inf)
             if some.at.shape[1]:
                 # Padding names any item, and changes nothing.
                 raised.scatter_reduce_(1, some.at, torch.where(some.filled, -math.inf, math.inf), "amin")
-            values, positions = raised.topk(min(request.n + _SLACK, n_items), dim=1)
+            values, positions = raised.topk(n, dim=1)
             # In one transfer: float64 holds a position exactly.
-            found = torch.stack([values.double(), predicted.gather(1, positions).double(), positions.double()])
-            return found.cpu().numpy()
+            return (
+                torch.stack([values.double(), predicted.gather(1, positions).double(), positions.double()])
+                .cpu()
+                .numpy()
+            )
 
-        chosen = np.concatenate(self._in_parts(choose), axis=1)
-        raised, predicted = chosen[0].astype(np.float32), chosen[1].astype(np.float32)
-        positions = chosen[2].astype(np.intp)
-        return [
-            TopN(positions[query][there], predicted[query][there], raised[query][there])
-            for query, there in enumerate(raised > -math.inf)
-        ]
+        chosen = np.concatenate(_in_parts(self.n_queries, choose), axis=1)
+        return [_top_n(*of_query) for of_query in chosen.swapaxes(0, 1)]
 
-    def _recorded_best(self, here: Posterior, request: Request) -> TopN | None:
-        """The choice for a single query by one launch; None where it cannot be recorded."""
-        (state,), (found,), recorded = here.states, request.found, self._features.recorded
-        n_scored, first_weight = state.at.shape[1], request.first_weight
-        if recorded is None or not n_scored:
+    def _raising(self, request: Request, filled: Any) -> _Raising | None:
+        """Which predictions the first stage raises, and by how much, in units of their standard deviation."""
+        if not request.first_weight:
             return None
-        raises = bool(first_weight and len(found))
-        choice = recorded.of(
-            self._features,
-            listed=state.prior.listed.shape[1],
-            raises=raises,
-            n_scored=n_scored,
-            n=request.n + _SLACK,
-            n_items=len(self._features.means),
-        )
-        if choice is None:
+        device = self.features.device_means.device
+        if self.raising is None:
+            # The candidates of a search never change.
+            at, there = _padded([some[:RANKS_THAT_COUNT] for some in request.found])
+            rise = np.where(there, RISE[: at.shape[1]], 0.0)
+            self.raising = moved(at, device), moved(rise, device, dtype="float32")
+        if not self.raising[0].shape[1]:
             return None
-        raised, predicted, positions, rows = choice.best(
-            weights=state.weights[0],
-            listed=state.prior.listed[0],
-            rises=rises(state)[0],
-            candidates=found[:RANKS_THAT_COUNT] if raises else found[:0],
-            first_weight=1 / (1 / first_weight + n_scored / SCORES_THAT_TELL) if first_weight else 0.0,
-            scored=state.at[0],
-        )
-        (known,) = here.read
-        known.expect(positions, rows)
-        there = raised > -math.inf
-        return TopN(positions[there], predicted[there].astype(np.float32), raised[there].astype(np.float32))
+        # After `SCORES_THAT_TELL` scores of a query, a weight of 1 is halved.
+        return _Raising(*self.raising, 1 / (1 / request.first_weight + filled.sum(1) / SCORES_THAT_TELL))
 
     def _solved(self) -> _Solved:
         """What predictions take, on the device."""
-        state = self.state
-        if state is not None:
+        if (state := self.state) is not None:
             return _Solved(state.weights, state.prior.listed, rises(state), state.at, state.filled)
-        assert self.here is not None
-        states = self.here.states
-        at, filled = _padded([state.at[0] for state in states])
-        listed, there = _padded([state.prior.listed[0] for state in states])
-        added = np.zeros(listed.shape)
-        added[there] = np.concatenate([rises(state)[0] for state in states])
-        weights = moved(np.concatenate([state.weights for state in states]), self._device)
-        return _Solved(weights, *(moved(array, self._device) for array in (listed, added, at, filled)))
+        each = [(state.weights, state.prior.listed, rises(state)) for state, _ in self.here]
+        arrays = (*map(np.concatenate, zip(*each, strict=True)), *_padded([state.at[0] for state, _ in self.here]))
+        return _Solved(*(moved(array, self.features.device_means.device) for array in arrays))
 
     def _predicted(self, solved: _Solved) -> Any:
         """Predictions of every item, (queries, items), float32 on the device."""
-        predicted = self._features.predictions(solved.weights)
+        predicted = self.features.predictions(solved.weights)
         if solved.listed.shape[1]:
             predicted.scatter_add_(1, solved.listed, solved.rises.float())
         return predicted
-
-    def _in_parts(self, compute: Callable[[slice | None], Any]) -> list[Any]:
-        """What is computed for all queries, some at a time: fewer where the device runs out of memory."""
-        torch, answers, begin = self._torch, [], 0
-        while begin < self.n_queries:
-            try:
-                whole = self._at_once >= self.n_queries
-                answers.append(compute(None if whole else slice(begin, begin + self._at_once)))
-            except torch.OutOfMemoryError:
-                if self._at_once == 1:
-                    raise
-                self._at_once = max(1, min(self._at_once, self.n_queries) // 2)
-                torch.cuda.empty_cache()
-                _log.warning(
-                    "The device %s ran out of memory; searches go on %d at a time.", self._device, self._at_once
-                )
-                continue
-            begin += self._at_once
-        return answers
-
-    def _sent(self, positions: Sequence[IntArray], rarities: Sequence[FloatArray]) -> Told:
-        """Scores on the device."""
-        at, filled = _padded(positions)
-        values = np.zeros(at.shape)
-        values[filled] = np.concatenate(rarities)
-        # In one transfer: float64 holds a position exactly.
-        at, filled, values = moved(np.stack([at, filled, values]), self._device).unbind()
-        return Told(at.long(), filled.bool(), values)
 
 
 class KnownRows:
@@ -406,13 +350,26 @@ class _Raising(NamedTuple):
     weights: Any
 
 
+def _in_parts(n_queries: int, compute: Callable[[slice | None], Any]) -> list[Any]:
+    """What is computed for all queries, a part at a time where the device has too little memory for all at once."""
+    torch = require("torch", extra="torch")
+    size, answers, begin = n_queries, [], 0
+    while begin < n_queries:
+        try:
+            answers.append(compute(None if size == n_queries else slice(begin, begin + size)))
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size //= 2
+            torch.cuda.empty_cache()
+            _log.warning("A device ran out of memory; searches go on %d at a time.", size)
+            continue
+        begin += size
+    return answers
+
+
 def _part(record: Any, part: slice | None) -> Any:
     return record if part is None else some_of(record, part)
-
-
-def _on(features: Features, prior: Prior) -> Prior:
-    """A prior on the device of the features."""
-    return Prior(*(moved(array, features.device_means.device) for array in prior))
 
 
 def _padded(positions: Sequence[IntArray]) -> tuple[IntArray, BoolArray]:
@@ -423,6 +380,12 @@ def _padded(positions: Sequence[IntArray]) -> tuple[IntArray, BoolArray]:
         row[: len(some)], marks[: len(some)] = some, True
         row[len(some) :] = some[-1] if len(some) else 0
     return at, filled
+
+
+def _top_n(raised: FloatArray, predicted: FloatArray, positions: FloatArray | IntArray) -> TopN:
+    raised = raised.astype(np.float32)
+    there = raised > -math.inf
+    return TopN(positions[there].astype(np.intp), predicted[there].astype(np.float32), raised[there])
 
 
 def _units(torch: Any, predicted: Any, candidates: Any) -> Any:

@@ -31,7 +31,7 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.errors import InputError
 from adacur.model.approximation import Posterior
-from adacur.model.device_posterior import DevicePosterior, KnownRows
+from adacur.model.device_posterior import DevicePosterior
 from adacur.model.features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -196,11 +196,6 @@ class GaussianModel:
         return DevicePosterior(
             features,
             lambda: self._prior(features, vectors, listed, room=room_for(listed)),
-            solved_here=lambda: Posterior(
-                features,
-                self._priors(features, vectors, listed),
-                read=[KnownRows(features) for _ in queries],
-            ),
             n_queries=len(queries),
         )
 

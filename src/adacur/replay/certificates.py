@@ -12,6 +12,7 @@ The mean is over queries that have items above the line. Others miss nothing: co
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,9 +38,13 @@ from adacur.seeds import item_keys, stream_key, uniform
 # More anchor queries than these are not replayed: the bound hardly tightens, and replays take their time.
 _MOST_QUERIES = 300
 # From searches that hardly stop to those that hardly begin.
-_LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
+LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
+# Lines whose courses are kept for each version of an index.
+_MOST_KEPT = 50
 # So few of the anchor queries are as far from all others as a query that is said to be unlike them.
 _FARTHEST = 0.01
+# One at a time: each keeps a processor busy for some time.
+_replaying = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +107,7 @@ def calibrated(
         none = f"No anchor query has an item that scores {above:g} or higher, so nothing tells when all are found."
         return Calibration(NEVER, 0.0, 0, (none,), 0.0)
     limit, calls = None, 0.0
-    for one in _LIMITS:
+    for one in LIMITS:
         misses, spent = courses.at(one)
         if not is_below(misses, 1 - recall, doubt=1 - confidence):
             break
@@ -138,7 +143,7 @@ def strongest(misses: FloatArray, *, doubt: float) -> float:
 
 def _strongest(courses: Courses, recall: float, confidence: float, plan: Plan) -> str:
     misses, _ = courses.at(NEVER)
-    found, calls = strongest(misses, doubt=1 - confidence), plan.purse.calls - plan.audit
+    found, calls = strongest(misses, doubt=1 - confidence), min(plan.purse.calls - plan.audit, len(plan.items))
     n, mean = len(misses), 1 - float(misses.mean())
     said = f"{n:,} anchor queries with items above the line cannot promise {recall:.0%} within {calls:,} calls: "
     said += f"the whole budget finds {mean:.1%} of their items. "
@@ -183,9 +188,15 @@ def _known_courses(index: AnchorIndex, plan: Plan, above: float, filter_: Any) -
         # A function says nothing of what it lets through.
         return _courses(index, plan, above)
     settings = {name: value for name, value in plan.settings().items() if name not in ("recall", "confidence")}
-    key = f"courses {above!r} {plan.audit} {filter_!r} {settings!r}"
-    courses: Courses = index.snapshot.kept(key, lambda: _courses(index, plan, above))
-    return courses
+    key = f"{above!r} {plan.audit} {filter_!r} {settings!r}"
+    known: dict[str, Courses] = index.snapshot.kept("courses", dict)
+    with _replaying:
+        if key not in known:
+            known[key] = _courses(index, plan, above)
+            # Clients of a server may ask for any line.
+            for oldest in list(known)[:-_MOST_KEPT]:
+                del known[oldest]
+        return known[key]
 
 
 def _courses(index: AnchorIndex, plan: Plan, above: float) -> Courses:

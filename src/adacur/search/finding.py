@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError
 from adacur.first_stages import AnyStage
 from adacur.names import CALIBRATED, named
+from adacur.options import PARTS
 from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.results import Certificate
@@ -52,6 +53,7 @@ _CUT_SHORT = {
 class FindOptions(TypedDict, total=False):
     """The options of `AnchorIndex.find`, which explains each."""
 
+    above: Required[float]
     recall: float
     budget: int | str | Budget | None
     audit: int
@@ -100,15 +102,20 @@ class LineStop:
 
     def after(self, now: Standing) -> tuple[float, bool]:
         """As for any rule: the expected recall, and whether to end here."""
-        found, chances = _expected(now, self.above)
-        missing = float(chances.sum())
-        expected = 1 - missing / max(1.0, found + missing)
+        expected = expected_recall_above(now, self.above)
         if self.worth is None:
             return expected, expected >= self.recall
         return expected, calls_worth(now, self.above) <= self.worth
 
     def settings(self) -> Mapping[str, Any]:
         return {"stop_worth": self.worth}
+
+
+def expected_recall_above(now: Standing, above: float) -> float:
+    """The share of all items above a line that is expected to be found; of less than one item in all, of one."""
+    found, chances = _expected(now, above)
+    missing = float(chances.sum())
+    return 1 - missing / max(1.0, found + missing)
 
 
 def calls_worth(now: Standing, above: float) -> float:
@@ -286,6 +293,17 @@ def plan_find(
         plan = replace(plan, stop=LineStop(above, recall, worth))
     certify = Certify(above, recall, confidence, promise)
     return replace(plan, audit=audit, finish=(*documents, Above(above), certify))
+
+
+def find_options(**values: Any) -> FindOptions:
+    """The options of `find` from single values, as command lines and requests give them; None means not given.
+
+    Their names are those of `adacur.options.FIND_OPTIONS`.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    if limits := {name: given.pop(name) for name in PARTS["budget"] if name in given}:
+        given["budget"] = replace(Budget.of(given.get("budget", FIND_CALLS)), **limits)
+    return cast("FindOptions", given)
 
 
 def _documents(plan: Plan) -> tuple[Documents, ...]:

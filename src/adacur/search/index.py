@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Unpack, overload
 
@@ -158,14 +157,12 @@ class AnchorIndex:
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
     @overload
-    def find(self, query: Query | str, *, above: float, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+    def find(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
 
     @overload
-    def find(self, query: Sequence[Query | str], *, above: float, **options: Unpack[FindOptions]) -> list[Hits]: ...
+    def find(self, query: Sequence[Query | str], **options: Unpack[FindOptions]) -> list[Hits]: ...
 
-    def find(
-        self, query: Query | str | Sequence[Query | str], *, above: float, **options: Unpack[FindOptions]
-    ) -> Hits | list[Hits]:
+    def find(self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]) -> Hits | list[Hits]:
         """All items that score `above` or higher, exactly scored and best first, at a recall that is certified.
 
         A search ends when little is expected to be missing. `hits.certificate` says what is promised, and on what
@@ -180,17 +177,17 @@ class AnchorIndex:
           recall counts passages.
         """
         started = time.monotonic()
-        return self._searched(plan_find(self, above=above, **options), query, ABOUT, started=started)
+        return self._searched(plan_find(self, **options), query, ABOUT, started=started)
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
         started = time.monotonic()
         yield from self._stepped(plan_search(self, k, **options), query, k, started=started)
 
-    def find_iter(self, query: Query | str, *, above: float, **options: Unpack[FindOptions]) -> Iterator[Hits]:
+    def find_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> Iterator[Hits]:
         """Like `find` for one query, yielding the hits so far after each round."""
         started = time.monotonic()
-        yield from self._stepped(plan_find(self, above=above, **options), query, ABOUT, started=started)
+        yield from self._stepped(plan_find(self, **options), query, ABOUT, started=started)
 
     def _stepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> Iterator[Hits]:
         with self.searching(plan) as answers:
@@ -217,19 +214,17 @@ class AnchorIndex:
         return await self._awaited(plan, query, k, started=started)
 
     @overload
-    async def afind(self, query: Query | str, *, above: float, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+    async def afind(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
 
     @overload
-    async def afind(
-        self, query: Sequence[Query | str], *, above: float, **options: Unpack[FindOptions]
-    ) -> list[Hits]: ...
+    async def afind(self, query: Sequence[Query | str], **options: Unpack[FindOptions]) -> list[Hits]: ...
 
     async def afind(
-        self, query: Query | str | Sequence[Query | str], *, above: float, **options: Unpack[FindOptions]
+        self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]
     ) -> Hits | list[Hits]:
         """Like `find`, without blocking the event loop; searches awaited together share scorer calls."""
         started = time.monotonic()
-        plan = await asyncio.to_thread(partial(plan_find, self, above=above, **options))
+        plan = await asyncio.to_thread(plan_find, self, **options)
         return await self._awaited(plan, query, ABOUT, started=started)
 
     async def _awaited(
@@ -252,12 +247,10 @@ class AnchorIndex:
             async for hits in steps:
                 yield hits
 
-    async def afind_iter(
-        self, query: Query | str, *, above: float, **options: Unpack[FindOptions]
-    ) -> AsyncGenerator[Hits, None]:
+    async def afind_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> AsyncGenerator[Hits, None]:
         """Like `find_iter`, without blocking the event loop."""
         started = time.monotonic()
-        plan = await asyncio.to_thread(partial(plan_find, self, above=above, **options))
+        plan = await asyncio.to_thread(plan_find, self, **options)
         async with aclosing(self._astepped(plan, query, ABOUT, started=started)) as steps:
             async for hits in steps:
                 yield hits

@@ -12,8 +12,9 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.extras.kernels.cuda_graphs import Capture, cuda_graphs
-from adacur.model.acquire import ROUNDING
+from adacur.model.acquire import ROUNDING, SCORES_THAT_TELL
 from adacur.model.features import Features
+from adacur.model.posterior import State, rises
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.requirements import require
 
@@ -130,6 +131,29 @@ class RecordedChoices:
         self._capture = capture
         self._lock = threading.Lock()
         self._known: dict[Shape, CudaGraphTopN | None] = {}
+
+    def best(
+        self, features: Features, state: State, n: int, found: IntArray, first_weight: float
+    ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray] | None:
+        """The choice of n items or more for a lone query, whose state is in memory; None where it cannot be recorded.
+
+        The first stage's best, `found`, raise predictions by `first_weight`; the answer is that of `CudaGraphTopN`.
+        """
+        n_scored, raises = state.at.shape[1], bool(first_weight and len(found))
+        if not n_scored:
+            return None
+        sizes = {"n_scored": n_scored, "n": n, "n_items": features.factors.n_items}
+        choice = self.of(features, listed=state.prior.listed.shape[1], raises=raises, **sizes)
+        if choice is None:
+            return None
+        return choice.best(
+            weights=state.weights[0],
+            listed=state.prior.listed[0],
+            rises=rises(state)[0],
+            candidates=found[:RANKS_THAT_COUNT] if raises else found[:0],
+            first_weight=1 / (1 / first_weight + n_scored / SCORES_THAT_TELL) if first_weight else 0.0,
+            scored=state.at[0],
+        )
 
     def of(self, features: Features, **sizes: Any) -> CudaGraphTopN | None:
         """The choice of the smallest shape that holds these sizes (`Shape.of`); None where none can be recorded."""
