@@ -23,7 +23,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -205,7 +205,7 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
                 "queries": [len(measured.queries), len(measured.asked) - len(measured.queries)],
                 "choice": advice.choice,
                 "way": advice.way._asdict(),
-                "told": advice.gain(advice.way),
+                "told": asdict(advice.gain(advice.way)),
                 "gain": change(as_advised, joined),
                 "over best alone": change(as_advised, best),
                 "to be had": most - float(np.nanmean(as_advised)),
