@@ -13,6 +13,7 @@ import adacur
 from adacur import Budget
 from adacur.errors import AdacurError
 from adacur.options import FIND_OPTIONS
+from adacur.replay import find_costs
 from adacur.results import Hits
 from tests.functional.commands import here
 from tests.host_world import QUERY, make_index, shared_words
@@ -193,3 +194,14 @@ def test_people_read_the_certificate_below_the_table(path: Path) -> None:
 
 def test_a_find_without_a_line_is_refused(path: Path) -> None:
     here("find", str(path), QUERY, "--scorer", "tests.host_world:shared_words").refused("--above")
+
+
+def test_tune_tells_what_recalls_cost(path: Path) -> None:
+    with adacur.load(path, scorer=shared_words, check=False) as index:
+        costs = find_costs(index, above=3.2)
+    ran = here("tune", str(path), "--above", "3.2", "--json")
+    (told,) = ran.json()
+    assert [(row["recall"], row["calls"], row["n"]) for row in told["costs"]] == [
+        (recall, one.calls, one.n) for recall, one in costs.items()
+    ]
+    assert "0.95" in here("tune", str(path), "--above", "3.2").out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -14,6 +14,7 @@ from adacur.errors import InputError
 
 if TYPE_CHECKING:
     from adacur.replay import Tuning
+    from adacur.replay.certificates import Calibration
     from adacur.search import AnchorIndex
 
 
@@ -32,6 +33,13 @@ def tune(
         Path | None,
         Option(help="Judgements of the anchor queries, or of --queries: BEIR or TREC. They choose by nDCG."),
     ] = None,
+    above: Annotated[
+        float | None,
+        Option(
+            help="Tell instead what `adacur find` costs: the calls by which recalls of all items above this line "
+            "can be promised."
+        ),
+    ] = None,
     scorer: opt.ScorerOfIndex = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
@@ -46,6 +54,9 @@ def tune(
     import adacur
     from adacur.replay.tuning_verdict import verdict
 
+    if above is not None:
+        _show_costs(index, above, as_json=as_json)
+        return
     replayed: int | str | None = int(queries) if queries is not None and queries.isdecimal() else queries
     if qrels is None and isinstance(replayed, str):
         raise InputError(f"--queries must be a number without --qrels; got {replayed!r}.")
@@ -64,6 +75,28 @@ def tune(
             _show(tuning)
         if tuning.judged or not tuning.is_exact:
             note(_where(opened, tuning))
+
+
+def _show_costs(path: str, above: float, *, as_json: bool) -> None:
+    """What recalls of all items above a line cost; nothing is stored, since `find` replays by itself."""
+    import adacur
+    from adacur.replay import find_costs
+
+    with adacur.load(path, check=False) as opened, notes.status("replaying anchor queries …"):
+        costs = find_costs(opened, above=above)
+    if as_json:
+        print_json({"above": above, "costs": [{"recall": recall} | _as_said(one) for recall, one in costs.items()]})
+        return
+    print_rows(
+        ("recall", "mean calls", "anchor queries"),
+        [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()],
+    )
+    for reason in dict.fromkeys(reason for one in costs.values() for reason in one.reasons):
+        say(reason)
+
+
+def _as_said(calibration: Calibration) -> dict[str, Any]:
+    return {name: getattr(calibration, name) for name in ("calls", "n", "reasons")}
 
 
 def _show_effort(tuning: Tuning) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from adacur.replay.advice import Answer
+from adacur.replay.certificates import find_costs
 from adacur.replay.comparison import Row, compare
 from adacur.replay.compression import Compression, compress, decompress
 from adacur.replay.evaluating import Evaluation, Start, evaluate
@@ -40,6 +41,7 @@ __all__ = [
     "decompress",
     "evaluate",
     "exact_scores",
+    "find_costs",
     "judged_quality",
     "judged_queries",
     "mean_of",

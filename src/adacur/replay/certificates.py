@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
+from adacur.errors import InputError
 from adacur.model.features import unit_vectors
 from adacur.records import Query
 from adacur.replay.held_out import exact_anchors
@@ -27,7 +28,8 @@ from adacur.replay.known import KnownScores
 from adacur.replay.searches import leaving_out
 from adacur.search import AnchorIndex
 from adacur.search.filters import allowed_by
-from adacur.search.finding import NEVER, calls_worth
+from adacur.search.finding import NEVER, calls_worth, plan_find
+from adacur.search.methods import NO_SCORER
 from adacur.search.places import InMemory
 from adacur.search.plan import Plan
 from adacur.search.rounds import search
@@ -115,6 +117,27 @@ def calibrated(
     if limit is None:
         return Calibration(NEVER, 0.0, 0, (_strongest(courses, recall, confidence, plan),), 0.0)
     return Calibration(limit, recall, n, (), calls, courses.most, _distance_test(index, plan, courses))
+
+
+def find_costs(
+    index: AnchorIndex,
+    *,
+    above: float,
+    recalls: Sequence[float] = (0.8, 0.9, 0.95),
+    budget: int | None = None,
+    confidence: float = 0.9,
+) -> dict[float, Calibration]:
+    """What each recall of all items above a line costs here, by replayed anchor queries; no scorer is called.
+
+    `calls` of a calibration are the mean of searches that promise the recall; `reasons` say why one cannot be promised.
+    """
+    costs: dict[float, Calibration] = {}
+    for recall in recalls:
+        plan = plan_find(index, above=above, recall=recall, budget=budget, confidence=confidence, scorer=NO_SCORER)
+        if plan.model is None:
+            raise InputError("This index has neither anchor queries nor dense vectors, so no search predicts anything.")
+        costs[recall] = calibrated(index, plan, above=above, recall=recall, confidence=confidence)
+    return costs
 
 
 def is_below(misses: FloatArray, share: float, *, doubt: float) -> bool:

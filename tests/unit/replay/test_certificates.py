@@ -13,7 +13,7 @@ import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.first_stages import Dense
 from adacur.first_stages.encoders import EncoderCard
-from adacur.replay.certificates import calibrated, is_below, needed, strongest
+from adacur.replay.certificates import calibrated, find_costs, is_below, needed, strongest
 from adacur.results import Hits
 from adacur.scorers import FunctionScorer, Metered
 from adacur.search.finding import LineStop, plan_find
@@ -203,3 +203,15 @@ def test_after_an_edit_the_promise_rests_on_the_anchor_queries_that_there_are(tm
 
 def scores_of(queries: list[Query], scores: np.ndarray) -> dict[str, np.ndarray]:
     return {query.text: row for query, row in zip(queries, scores, strict=True)}
+
+
+def test_what_recalls_cost_is_told_without_a_call() -> None:
+    world, index = world_of()
+    calls = index.scorer.calls
+    costs = find_costs(index, above=4.0, recalls=(0.5, 0.7, 0.99))
+    assert index.scorer.calls == calls
+    assert 0 < costs[0.5].calls < costs[0.7].calls
+    assert costs[0.99].n == 0
+    assert costs[0.99].reasons
+    found = index.find(world.test, above=4.0, recall=0.7)
+    assert np.mean([hits.trace.calls for hits in found]) == pytest.approx(costs[0.7].calls, rel=0.25)
