@@ -3,9 +3,9 @@
     python lab/benchmarks/finding_reviews.py --reviews DIR --encoder FOLDER [--json FILE]
 
 Of each review, the calls until 95 % of the included records are found: by `find` that never stops, in the order of
-BM25, of the encoder, of both joined, and at random (the expected number). Then `find(recall=0.95)` that stops by itself, with
-audits of none, a tenth and a third of the records: what it spent, found and certified. The scorer looks a record up in
-labels.tsv and says 1 or 0, so the line is at .5.
+BM25, of the encoder, of both joined, and at random (the expected number). Then `find(recall=0.95)`
+that stops by itself, with audits of none, a tenth and a third of the records: what it spent, found and certified. The
+scorer looks a record up in labels.tsv and says 1 or 0, so the line is at .5.
 """
 
 from __future__ import annotations
