@@ -8,7 +8,6 @@ import pytest
 import adacur
 from adacur import Query
 from adacur.errors import InputError, WrongScorer
-from adacur.extras.train import TeacherScores
 from adacur.replay import compress, replay, tune
 from adacur.store import IndexFolder
 from tests.editing import Edited
@@ -55,7 +54,6 @@ def test_predicted_scores_are_never_taken_for_the_truth(built):
         lambda: tune(index, k=5, budget=50),
         lambda: replay(index, ANCHORS[:2], 5, budget=50),
         lambda: compress(index, rank=10),
-        lambda: TeacherScores.from_index(index, top=4),
     ):
         with pytest.raises(InputError, match="predicted"):
             refused()
