@@ -41,7 +41,7 @@ EXPERIMENT := all
 # What belongs to an extra, and the documents, which show everything.
 BEYOND_CORE := tests/extras lab/tests tests/functional/test_docs.py tests/functional/test_docs_site.py \
 	tests/functional/test_notebooks.py tests/functional/test_wording.py tests/contracts/test_options.py \
-	tests/contracts/test_engines.py
+	tests/contracts/test_executors.py
 
 test-core: check alone ## Lint, types, rooms, the tests of the core alone, and the core in an empty environment.
 	$(PYTEST) -m "not int8 and not examples" $(foreach path,$(BEYOND_CORE),--ignore=$(path))

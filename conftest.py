@@ -39,7 +39,7 @@ GROUPS = {
     "documents": ("tests/functional/test_docs.py", "tests/functional/test_notebooks.py"),
     "page": ("tests/extras/server/test_page.py", "tests/functional/test_docs_site.py"),
     "ray": (
-        "tests/contracts/test_engines.py",
+        "tests/contracts/test_executors.py",
         "tests/extras/ray/test_ray.py",
         "tests/extras/ray/test_cluster_build.py",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -126,7 +127,9 @@ class InPostgres:
         return self.opened(name)
 
     def opened(self, name: str) -> CheckedStore:
-        return CheckedStore(PostgresStore(self._url, name))
+        import psycopg
+
+        return CheckedStore(PostgresStore(partial(psycopg.connect, self._url), name))
 
 
 def _kind(value: Any) -> str:

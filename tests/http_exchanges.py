@@ -21,8 +21,7 @@ class Exchange:
     """`scores` are those of FIRST and SECOND, as the server gives them.
 
     `raw` are the fields that make the server answer with raw scores: None where nothing does. `instructed` are the
-    fields of a request that an instruction adds or changes: None where there is no place for one. `lists_models` is
-    where the server says what it is.
+    fields of a request that an instruction adds or changes: None where there is no place for one.
     """
 
     path: str
@@ -31,7 +30,6 @@ class Exchange:
     scores: tuple[float, float]
     raw: Mapping[str, Any] | None = None
     instructed: Mapping[str, Any] | None = None
-    lists_models: str | None = None
 
 
 EXCHANGES = {
@@ -74,7 +72,6 @@ EXCHANGES = {
         scores=(-8.15625, 5.265625),
         raw={"use_activation": False},
         instructed={"instruction": "Prefer encyclopaedic texts."},
-        lists_models="/v1/models",
     ),
     "adacur": Exchange(
         path="/v1/rerank",
@@ -97,7 +94,6 @@ EXCHANGES = {
         },
         scores=(-8.15625, 5.265625),
         raw={"raw_scores": True},
-        lists_models="/v1/models",
     ),
     "infinity": Exchange(
         path="/rerank",
@@ -122,7 +118,6 @@ EXCHANGES = {
         },
         scores=(-8.15625, 5.265625),
         raw={"raw_scores": True},
-        lists_models="/models",
     ),
     "sglang": Exchange(
         path="/v1/rerank",
@@ -140,7 +135,6 @@ EXCHANGES = {
         scores=(-8.15625, 5.265625),
         raw={},
         instructed={"instruct": "Prefer encyclopaedic texts."},
-        lists_models="/v1/models",
     ),
     "llamacpp": Exchange(
         path="/v1/rerank",
@@ -158,7 +152,6 @@ EXCHANGES = {
         },
         scores=(-8.15625, 5.265625),
         raw={},
-        lists_models="/v1/models",
     ),
     "nim": Exchange(
         path="/v1/ranking",
@@ -221,21 +214,6 @@ EXCHANGES = {
         },
         scores=(0.0625, 0.9375),
         instructed={"query": "Prefer encyclopaedic texts.\nwhat is panda?"},
-    ),
-    "deepinfra": Exchange(
-        path="/v1/inference/fake/reranker",
-        request={
-            "queries": ["what is panda?", "what is panda?"],
-            "documents": ["hi", "The giant panda is a bear."],
-        },
-        answer={
-            "scores": [0.0625, 0.9375],
-            "input_tokens": 42,
-            "request_id": None,
-            "inference_status": {"status": "unknown", "runtime_ms": 0, "cost": 0.0, "tokens_input": 0},
-        },
-        scores=(0.0625, 0.9375),
-        instructed={"instruction": "Prefer encyclopaedic texts."},
     ),
     "mixedbread": Exchange(
         path="/v1/reranking",

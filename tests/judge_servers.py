@@ -40,20 +40,18 @@ class LocalModel:
 
 
 class JudgeServer(LoopbackServer):
-    """POST /v1/chat/completions and /v1/completions, one token at a time, with logprobs; GET /v1/models."""
+    """POST /v1/chat/completions and /v1/completions, one token at a time, with logprobs."""
 
-    def __init__(self, local: LocalModel | None = None, *, models: tuple[str, ...] = (MODEL,), **options: Any) -> None:
+    def __init__(self, local: LocalModel | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.local, self.models = local, models
+        self.local = local
 
     def answer(self, asked: Asked) -> Reply:
-        if (asked.method, asked.path) == ("GET", "/v1/models"):
-            return Reply(body={"object": "list", "data": [{"id": model, "owned_by": "me"} for model in self.models]})
         if asked.path not in ("/v1/chat/completions", "/v1/completions") or self.local is None:
             return Reply(404, {"error": {"message": "Not Found"}})
         body = asked.body
-        if body["model"] not in self.models:
-            return Reply(404, {"error": {"message": f"The model {body['model']} does not exist."}})
+        if body.get("model", MODEL) != MODEL:
+            return Reply(404, {"error": {"message": "There is no such model."}})
         if (body["max_tokens"], body["temperature"]) != (1, 0):
             return Reply(400, {"error": {"message": "This server decodes one token, greedily."}})
         if asked.path == "/v1/chat/completions":
@@ -61,9 +59,7 @@ class JudgeServer(LoopbackServer):
         else:
             choices = [self._choice(at, prompt, body["logprobs"]) for at, prompt in enumerate(body["prompt"])]
         # In any order: a client must look at the index.
-        return Reply(
-            body={"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": choices[::-1]}
-        )
+        return Reply(body={"id": "cmpl-1", "object": "text_completion", "model": MODEL, "choices": choices[::-1]})
 
     def _chat_choice(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.local is not None

@@ -141,18 +141,16 @@ class RerankServer(LoopbackServer):
         max_batch: int = 32,
         max_body: int = 2_000_000,
         key: str | None = None,
-        task: str = "reranker",
-        models: tuple[str, ...] = (MODEL,),
         probabilities: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.kind, self.key, self.recorded = kind, key, EXCHANGES[kind]
-        self.max_batch, self.max_body, self.task, self.models = max_batch, max_body, task, models
+        self.max_batch, self.max_body = max_batch, max_body
         self.probabilities = probabilities or self.recorded.raw is None
         self.path = self.recorded.path
         request = self.recorded.request
-        self.query = _field(request, QUERY, {"text": QUERY}, [QUERY, QUERY])
+        self.query = _field(request, QUERY, {"text": QUERY})
         self.texts = _field(request, [FIRST, SECOND], [{"text": FIRST}, {"text": SECOND}])
 
     @property
@@ -162,29 +160,17 @@ class RerankServer(LoopbackServer):
     def answer(self, asked: Asked) -> Reply:
         if self.key is not None and asked.headers.get("authorization") != f"Bearer {self.key}":
             return Reply(401, {"error": f"invalid key: {asked.headers.get('authorization')}"})
-        if asked.method == "GET":
-            return self._describe(asked.path)
         if asked.path != self.path:
             return Reply(404, b"")
         if self.texts not in asked.body:
             return Reply(422, {"detail": "Failed to deserialize: missing field"})
-        query = asked.body[self.query]
-        query = _plain(query[0] if isinstance(query, list) else query)
+        query = _plain(asked.body[self.query])
         texts = [_plain(text) for text in asked.body[self.texts]]
         if asked.size > self.max_body or len(texts) > self.max_batch:
             message = f"batch size {len(texts)} > maximum allowed batch size {self.max_batch}"
             return Reply(422 if self.kind == "infinity" else 413, {"error": message, "error_type": "Validation"})
         raw = not self.probabilities and (self.recorded.raw or {}).items() <= asked.body.items()
         return Reply(body=self.scored(query, texts, raw))
-
-    def _describe(self, path: str) -> Reply:
-        if self.kind == "tei" and path == "/info":
-            limits = {"max_client_batch_size": self.max_batch, "max_batch_tokens": 16384, "max_input_length": 512}
-            described = {"model_id": self.models[0], "model_dtype": "float16", "model_type": {self.task: {}}}
-            return Reply(body=described | limits)
-        if path == self.recorded.lists_models:
-            return Reply(body={"data": [{"id": model, "owned_by": self.kind} for model in self.models]})
-        return Reply(404, {"detail": "Not Found"})
 
     def scored(self, query: str, texts: list[str], raw: bool) -> Any:
         logits = [logit_of(query, text) for text in texts]
@@ -205,9 +191,7 @@ def _plain(text: Any) -> Any:
 
 
 def _results(recorded: list[Any], scores: list[float]) -> list[Any]:
-    """Results like those recorded, best first; or numbers in order."""
-    if not isinstance(recorded[0], dict):
-        return scores
+    """Results like those recorded, best first."""
     index = next(name for name, value in recorded[0].items() if value == 1)
     field = next(name for name, value in recorded[0].items() if isinstance(value, float))
     best = sorted(range(len(scores)), key=lambda at: -scores[at])

@@ -20,7 +20,7 @@ from adacur import AnchorIndex
 from adacur.first_stages import placed
 from adacur.model import GaussianModel
 from adacur.replay import top_k_recall
-from adacur.replay.held_out import method_of
+from adacur.replay.searches import method_of
 from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.store import AnchorTable

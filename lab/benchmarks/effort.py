@@ -22,8 +22,9 @@ from score_folders import read_score_folder
 
 from adacur import Hits
 from adacur.replay import bootstrap_interval, judged_quality
-from adacur.replay.learned_effort import learned_effort
-from adacur.replay.replayed_settings import Replays, replayable, stages_of
+from adacur.replay.chosen_settings import replays
+from adacur.replay.learned_effort import courses_of, learned_effort
+from adacur.replay.searches import Way
 from adacur.search.tuned import Tuning, default_settings
 
 K = 10
@@ -39,10 +40,10 @@ def measure(shared: Path, domain: str, *, budget: int, n_anchors: int) -> dict[s
     folder = with_texts(read_score_folder(shared / "scores" / domain, n_anchors=500, n_queries=200), data)
     qrels = read_judgements(",".join(str(data / name) for name in QRELS[domain].split(",")))
     index = index_of(folder)
-    held_out, model = replayable(index, queries=n_anchors, seed=0)
-    replays = Replays(held_out, stages_of(index), model, k=K, budget=budget, slopes=index.snapshot.rank_slopes)
     settings, first = default_settings(K), index.snapshot.default_first
-    rule = learned_effort(replays.courses(settings, first), whole=replays.recalls(settings, first))
+    searches, way = replays(index, k=K, queries=n_anchors), Way(settings, first, budget)
+    courses = courses_of(searches.scored(way, to_the_end=True), k=K, budget=budget, least=searches.least(K))
+    rule = learned_effort(courses, whole=searches.recalls(way))
     tuning = Tuning(k=K, budget=budget, settings=settings, first=first, n_queries=n_anchors, effort=rule)
     index.snapshot.tunings = (tuning,)
     whole = index.search(folder.test, K, budget=budget)

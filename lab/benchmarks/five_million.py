@@ -331,8 +331,9 @@ def on_a_device(path: Path, *, device: str, queries: int) -> None:
     # A copy reads and writes as much; reading alone is half of it.
     floor = timed(read.clone) / 2
     own = [steps(one) for one in hits[2:]]
-    weights = np.random.default_rng(0).normal(size=features.factors.n_features)
-    product = timed(lambda: features.factors.predictions(weights, means=features.device_means))
+    # Those of the mean and of the level too.
+    weights = torch.from_numpy(np.random.default_rng(0).normal(size=(1, features.factors.n_features + 2))).to(device)
+    product = timed(lambda: features.predictions(weights))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {size / 1e9:.2f} GB on the device")
     print(f"{'first query, opening included':>30} {times[0]:>8.2f} s")
     print(f"{'a query':>30} {1000 * np.median(times[2:]):>8.2f} ms (best {1000 * min(times[2:]):.2f})")

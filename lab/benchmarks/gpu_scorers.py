@@ -59,7 +59,7 @@ def domain(
 
     started = time.perf_counter()
     scorer.score_grid(queries[:40], items)
-    lines.append(f"  first call, with compiling: {time.perf_counter() - started:.1f} s")
+    lines.append(f"  first call: {time.perf_counter() - started:.1f} s")
     seconds = timed(lambda: scorer.score_grid(queries, items), repeats=2)
     tokens, executed, nominal = work(scorer, arguments.model, queries, items)
     pairs = len(queries) * len(items)
@@ -72,10 +72,8 @@ def domain(
         f"floor {executed / burst / tokens * 1e9:.0f} ns a token",
     ]
     part = queries[: len(queries) // 4]
-    rate = len(part) * len(items) / without_compiling(arguments, part, items)
-    lines.append(f"    without torch.compile: {rate:,.0f} pairs/s")
     rate = len(part) * len(items) / through_transformers(arguments, part, items)
-    lines.append(f"    padded batches through transformers, compiled: {rate:,.0f} pairs/s")
+    lines.append(f"    padded batches through transformers: {rate:,.0f} pairs/s")
 
     some_queries, some_items = queries[:80], items[:500]
     for dtype, batch in (("float32", 32), ("float32", 512), ("bfloat16", 32), ("bfloat16", 512)):
@@ -125,12 +123,12 @@ def out_of_memory(arguments: argparse.Namespace) -> list[str]:
     texts = [record["text"] for record in records(arguments.items[0])[:2000]]
     items = [Item(str(at), text) for at, text in enumerate(texts)]
     queries = [Query(str(at), record["text"]) for at, record in enumerate(records(arguments.queries[0])[:10])]
-    expected = TorchCrossEncoder(arguments.model, compiled=False).score_grid(queries, items)
+    expected = TorchCrossEncoder(arguments.model).score_grid(queries, items)
     counted = _Counted()
     logging.getLogger("adacur").addHandler(counted)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.01)
-    scorer = TorchCrossEncoder(arguments.model, compiled=False)
+    scorer = TorchCrossEncoder(arguments.model)
     began = scorer._batch_tokens
     scores = scorer.score_grid(queries, items)
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -173,22 +171,11 @@ def timed(run: Callable[[], Any], *, repeats: int = 1) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def without_compiling(arguments: argparse.Namespace, queries: list[Query], items: list[Item]) -> float:
-    scorer = TorchCrossEncoder(arguments.model, batch_tokens=arguments.batch_tokens, compiled=False)
-    scorer.score_grid(queries[:4], items)
-    return timed(lambda: scorer.score_grid(queries, items))
-
-
 def through_transformers(arguments: argparse.Namespace, queries: list[Query], items: list[Item]) -> float:
     scorer = TorchCrossEncoder(arguments.model, batch_tokens=arguments.batch_tokens)
-    scorer._forward = forwards.PaddedForward(
-        torch,
-        whole_model(arguments.model),
-        scorer._forward.batches,
-        read=lambda logits: logits[:, 0],
-        takes_types=True,
-        may_compile=True,
-    )
+    model = whole_model(arguments.model)
+    parts = forwards.ModelParts(model, scorer._forward.batches, lambda logits: logits[:, 0], takes_types=True)
+    scorer._forward = forwards.PaddedForward(parts)
     scorer.score_grid(queries[:8], items)
     return timed(lambda: scorer.score_grid(queries, items))
 

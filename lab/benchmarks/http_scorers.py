@@ -26,9 +26,10 @@ from tests.rerank_servers import RerankServer, Trouble, logit_of
 def pairs_per_second(pairs, *, concurrency: int, latency: float, share: float) -> tuple[float, int]:
     """The rate, and how many requests it took."""
     trouble = Trouble(share=share, delay=100 * latency)
+    limits = {"concurrency": concurrency, "timeout": 25 * latency, "backoff": latency, "attempts": 10}
     with (
         RerankServer("tei", latency=latency, reply=trouble) as server,
-        HttpScorer(server.root, concurrency=concurrency, timeout=25 * latency, backoff=latency, attempts=10) as scorer,
+        HttpScorer(server.root, kind="tei", **limits) as scorer,
     ):
         started = time.perf_counter()
         scores = scorer.score(pairs)

@@ -21,8 +21,9 @@ from recall_at_budget import numbers
 from score_folders import ScoreFolder, read_score_folder
 
 from adacur.replay import top_k_recall
-from adacur.replay.held_out import HeldOut, method_of
-from adacur.replay.replayed_settings import Replays, choose_settings
+from adacur.replay.chosen_settings import choose_settings
+from adacur.replay.held_out import HeldOut
+from adacur.replay.searches import Searches, method_of
 from adacur.search.tuned import GaussianSettings, default_settings
 
 
@@ -60,8 +61,9 @@ def measure(
     for budget in budgets:
         for k in (k for k in ks if k <= budget):
             started = time.perf_counter()
-            replays = Replays(held_out, stages, model, k=k, budget=budget, slopes=snapshot.rank_slopes)
-            tuning = choose_settings(replays, quick=quick)
+            given: dict[str, Any] = {"model": model, "slopes": snapshot.rank_slopes, "least": held_out.least}
+            searches = Searches(snapshot.anchors, held_out.queries, k=k, stages=stages, **given)
+            tuning = choose_settings(searches, budget=budget, quick=quick)
             seconds = time.perf_counter() - started
             usual = measured.recall(default_settings(k), k=k, budget=budget)
             for method in methods:

@@ -26,9 +26,10 @@ from score_folders import ScoreFolder, read_score_folder
 
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
-from adacur.model.item_factors import ScoreScale
+from adacur.model.scale import ScoreScale
 from adacur.replay.calibration import calibration_error, judged_relevance
-from adacur.replay.judged_tuning import Choice, JudgedQueries, JudgedSearches
+from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches
+from adacur.replay.searches import Way
 from adacur.search.relevance import Relevance
 from adacur.search.tuned import default_settings
 
@@ -50,11 +51,11 @@ def replayed(shared: Path, domain: str) -> dict[str, Any]:
     row: dict[str, Any] = {"domain": domain, "scored": "replayed"}
     if judged := [query for query in folder.anchors if query.id in qrels]:
         among = JudgedQueries.of(index, qrels, judged, most=300)
-        searches = JudgedSearches(index, among, k=K, budget=BUDGET, seed=0)
-        answers = searches.answers(Choice(index.snapshot.default_first, BUDGET), default_settings(K))
+        searches, settings = JudgedSearches(index, among, k=K, largest=BUDGET, seed=0), default_settings(K)
+        answers = searches.hits(Way(settings, index.snapshot.default_first, BUDGET), settings)
         by_anchors, relevance = (
             relevance,
-            judged_relevance(answers, among.qrels, items=index.items, scale=index.snapshot.fusion(1.0).scale),
+            judged_relevance(answers, among.qrels, anchors=index.anchors),
         )
         row |= {"by_anchors": [by_anchors.nothing, by_anchors.answered]}
     test = [query for query in folder.test if query.id in qrels][:MOST]

@@ -64,7 +64,7 @@ def main() -> None:
         half = [*known[: len(known) // 2], *((Query("no", f"no {query.text}"), item) for query, item in fresh)]
         keys = cached._keys(half[: len(known)])
         print(f"{len(keys):,} keys, half of them known, in SQL alone:")
-        timed("  as one blob per 8,192 (what Cached does)", len(keys), lambda: cached._file.find(keys))
+        timed("  as one blob per 8,192 (what Cached does)", len(keys), lambda: cached._known.find(keys))
         with contextlib.closing(sqlite3.connect(Path(folder) / "scores.sqlite")) as connection:
             connection.execute("PRAGMA cache_size = -65536")
             timed("  one SELECT per key", len(keys), lambda: one_by_one(connection, keys))

@@ -18,7 +18,7 @@ import numpy as np
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.extras.train.judged_queries import words_of
 from adacur.first_stages.encoders import bge_small
-from adacur.model.item_factors import PackedRows
+from adacur.model.rows import PackedRows
 
 COLLECTIONS = ("mondo", "medquad", "scifact")
 # Queries to learn from, held-out ones included.

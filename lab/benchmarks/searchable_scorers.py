@@ -227,14 +227,7 @@ class Cell:
                     }
                 )
         phantoms.sort(key=lambda one: one["judged_score"] - one["score"])
-        aside = self.folder / "model" / "set_aside.jsonl"
-        rows = [json.loads(line) for line in aside.read_text().splitlines()] if aside.exists() else []
-        texts = {
-            "phantoms": phantoms[:40],
-            "n_phantoms": len(phantoms),
-            "set_aside": rows[:40],
-            "n_set_aside": len(rows),
-        }
+        texts = {"phantoms": phantoms[:40], "n_phantoms": len(phantoms)}
         (self.folder / "texts.json").write_text(json.dumps(texts, ensure_ascii=False))
 
 

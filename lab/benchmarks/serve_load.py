@@ -213,7 +213,7 @@ def small_index(folder: Path, *, scorer: object, titles: bool = False) -> Path:
 
 def questions_of(row: str, n: int) -> list[str]:
     """What is asked, in order."""
-    different = [query.text for query in pseudo_queries(wikivital(), max(n, ZIPF_QUESTIONS), seed=1, kinds="titles")]
+    different = [query.text for query in pseudo_queries(wikivital(), max(n, ZIPF_QUESTIONS), seed=1)]
     if row != "popular":
         return different[:n]
     weights = 1 / np.arange(1, ZIPF_QUESTIONS + 1)

@@ -30,6 +30,7 @@ from adacur.replay import Trial, try_collection
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
+from adacur.replay.searches import Way
 from adacur.replay.trial_sizes import TrialSizes
 from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
@@ -107,7 +108,7 @@ def compared(trial: Trial, truth: Advice) -> dict[str, Any]:
     budget = min((0, *whole.budgets()), key=lambda n: abs(n - way["budget"]))
 
     def quality(first: str, budget: int, fuse: float) -> float:
-        return float(np.nanmean(whole.reranked(first, budget, fuse) if budget else whole.alone(first)))
+        return float(np.nanmean(whole.quality(Way("rerank" if budget else "first", first, budget, fuse))))
 
     of_first = [row["recall"] for row in trial.figures["rerank"] if row["first"] == first]
     told = of_first[-1]

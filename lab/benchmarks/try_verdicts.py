@@ -38,10 +38,11 @@ from try_advice import LookedUp, open_bed, write_folder
 from adacur import BM25, Dense, Item, Query
 from adacur.data import read_items, read_queries
 from adacur.replay import TrialSizes
-from adacur.replay.advice import Advice, Way
+from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
 from adacur.replay.means import bootstrap_interval
 from adacur.replay.measuring import Measured, measure
+from adacur.replay.searches import Way
 from adacur.replay.trial_sizes import plan_trial
 from adacur.scorers import MatrixScorer
 
@@ -178,7 +179,7 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
     with tempfile.TemporaryDirectory() as made:
         whole = truth(bed, Path(made) / "truth")
         tried = bed.folder(bed.tried, Path(made) / "tried")
-        alone = {stage: whole.alone(stage) for stage in whole.stages}
+        alone = {stage: whole.quality(Way("first", stage)) for stage in whole.stages}
         joined = alone[whole.stages[-1]]
         best = max(alone.values(), key=lambda of: float(np.nanmean(of)))
         most = float(np.nanmean(best))
@@ -186,10 +187,10 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
         print("  alone:", {stage: round(float(np.nanmean(of)), 3) for stage, of in alone.items()})
         for fuse in (1.0, 0.5, 0.0):
             for n in whole.budgets():
-                reached = [float(np.nanmean(whole.reranked(stage, n, fuse))) for stage in whole.stages]
+                reached = [float(np.nanmean(whole.quality(Way("rerank", stage, n, fuse)))) for stage in whole.stages]
                 most = max(most, *reached)
                 by_stage = " / ".join(f"{one:.3f}" for one in reached)
-                mean, low, high = change(whole.reranked(whole.stages[-1], n, fuse), joined)
+                mean, low, high = change(whole.quality(Way("rerank", whole.stages[-1], n, fuse)), joined)
                 print(f"  re-rank {n} fuse {fuse:g}: {by_stage}; joined {mean:+.3f} ({low:+.3f} to {high:+.3f})")
         first = bed.first(list(read_material(tried).items))
         scorer = bed.scorer(bed.tried)
@@ -198,7 +199,7 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
             plan, material = plan_trial(read_material(tried, seed=seed), **asked, seed=seed)
             measured = measure(material, plan, scorer=scorer, first=first, seconds=1e9, calls=calls - plan.timed)
             advice = Advice(measured)
-            as_advised = quality(whole, advice.way)
+            as_advised = whole.quality(advice.way)
             yield {
                 "collection": bed.name,
                 "calls": calls,
@@ -211,12 +212,6 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
                 "over best alone": change(as_advised, best),
                 "to be had": most - float(np.nanmean(as_advised)),
             }
-
-
-def quality(whole: Any, way: Way) -> Any:
-    if way.method == "first":
-        return whole.alone(way.first)
-    return whole.found(way.fuse) if way.method == "gaussian" else whole.reranked(way.first, way.budget, way.fuse)
 
 
 def report(rows: list[dict[str, Any]]) -> None:

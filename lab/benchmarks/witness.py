@@ -33,7 +33,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur import BM25, AnchorIndex, Dense, Gaussian, Query
 from adacur.first_stages import as_hits
-from adacur.model.item_factors import ScoreScale
+from adacur.model.scale import ScoreScale
 from adacur.replay import bootstrap_interval, judged_quality, replay
 from adacur.scorers import MatrixScorer
 from adacur.search.finish import LISTED, fused

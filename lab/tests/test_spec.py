@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import sys
 import tomllib
 from pathlib import Path
 
 import ir_datasets
 import pytest
 
-from adacur.errors import FileFormatError, InputError, MissingExtra, UnknownName
+from adacur.errors import FileFormatError, InputError, UnknownName
 from adacur_lab.experiments import Spec, evaluate, spec_text
 from adacur_lab.experiments.sources import read_records
 
@@ -112,13 +111,6 @@ def test_a_dataset_of_ir_datasets_is_a_collection(tmp_path, monkeypatch) -> None
     records = read_records(made.collections[0])
     assert [item.text for item in records.items] == ["A lamp burns oil.", "A candle burns wax."]
     assert ([query.id for query in records.queries], records.qrels) == (["q1"], {"q1": {"d1": 2}})
-
-
-def test_without_ir_datasets_its_extra_is_named_before_anything_is_scored(tmp_path, monkeypatch) -> None:
-    made = Spec.from_tables({"collection": {"ir_dataset": "beir/scifact/test"}, "scorer": SCORER}, relative_to=tmp_path)
-    monkeypatch.setitem(sys.modules, "ir_datasets", None)
-    with pytest.raises(MissingExtra, match=r"\[ir-datasets\]"):
-        evaluate(made, progress=False)
 
 
 def test_a_file_is_named_where_it_is_wrong_and_its_paths_are_relative_to_it(score_folder) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from adacur.errors import EmptyInput, MissingExtra
+from adacur.errors import EmptyInput
 from adacur_lab.report import save, training_curves
 
 
@@ -74,10 +73,3 @@ def test_the_same_log_gives_the_same_file(tmp_path: Path) -> None:
     (other,) = save(training_curves(log(mrr=0.5)), tmp_path / "other", kinds=("png",))
 
     assert one.read_bytes() == other.read_bytes()
-
-
-def test_without_matplotlib_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    with pytest.raises(MissingExtra, match=r" install .*\[report\]'"):
-        training_curves(log(mrr=0.5))

@@ -25,6 +25,7 @@ def as_json(value: Any) -> Any:
             "hits": hit_rows(value),
             "calls": value.trace.calls,
             "stopped": value.trace.stopped,
+            **certified(value),
             **spent(value.trace),
             "seconds": as_json(value.trace.seconds),
             "settings": as_json(value.trace.settings),
@@ -38,6 +39,12 @@ def as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return as_json(value.tolist())
     return str(value)
+
+
+def certified(hits: Hits) -> dict[str, Any]:
+    """The certificate of a `find`, and what it says."""
+    certificate = hits.certificate
+    return {} if certificate is None else {"certificate": as_json(certificate) | {"text": str(certificate)}}
 
 
 def spent(trace: Trace) -> dict[str, Any]:

@@ -10,7 +10,6 @@ COMMANDS = ("adacur.extras.server.serve_command:serve",)
 TRAIN_COMMANDS = (
     "adacur.extras.train.train_command:cross_encoder",
     "adacur.extras.train.train_command:dual_encoder",
-    "adacur.extras.train.train_command:distill",
 )
 # Vector stores by the scheme of their URL; each class has `from_url(url, **options)`.
 _LANCEDB, _POSTGRES = "adacur.extras.engines.lancedb:LanceStore", "adacur.extras.engines.postgres:PostgresStore"
@@ -18,24 +17,23 @@ STORES = {
     "qdrant": "adacur.extras.engines.qdrant:QdrantStore",
     "qdrant+https": "adacur.extras.engines.qdrant:QdrantStore",
     "lancedb": _LANCEDB,
-    "lancedb+s3": _LANCEDB,
-    "lancedb+gs": _LANCEDB,
-    "lancedb+az": _LANCEDB,
-    "lancedb+file": _LANCEDB,
     "postgresql": _POSTGRES,
-    "postgres": _POSTGRES,
 }
 # What is done with such a URL: search the collection, read its items, show it without its password.
 SEARCH_IN = "adacur.extras.engines.engine_index:search_in"
 ITEMS_IN = "adacur.extras.engines.engine_index:items_in"
 WITHOUT_CREDENTIALS = "adacur.extras.engines.store_urls:without_credentials"
 RAY = "adacur.extras.ray.ray_executor:Ray"
-# Inference: the fastest forward pass for a model, and the choice of one query's items as a CUDA graph.
+# Inference: the fastest forward pass for a model, the choice of one query's items as a CUDA graph, and the product of
+# narrow rows with a vector.
 FORWARDS = "adacur.extras.kernels.fast_forwards:fast_forward"
 RECORDED_CHOICES = "adacur.extras.kernels.graph_top_n:RecordedChoices"
+NARROW_PRODUCT = "adacur.extras.kernels.narrow_product:product_of_narrow"
 # The key in config.json of an [EMB] cross-encoder, and what opens one.
 EMB_KEY = "adacur_emb_head"
 LOAD_EMB = "adacur.extras.train.emb_cross_encoder:load_emb_cross_encoder"
+# When a `find` has done enough, and what that promises: a room above the one that asks.
+CALIBRATED = "adacur.replay.certificates:calibrated"
 # A server's memory of its searches, and why an item is a hit.
 SEARCH_LOG = "adacur.extras.server.search_log:SearchLog"
 LEARNING = "adacur.extras.server.learning:start_learning"

@@ -102,5 +102,29 @@ OPTIONS = (
     ),
 )
 SEARCH_OPTIONS = tuple(option.name for option in OPTIONS)
+_SHARED = ("deadline", "tokens", "cost", "price", "first", "filter")
+# Those of `find`, which `plan_find` reads.
+FIND_OPTIONS = (
+    Option("above", "The line: find all items that score this or higher.", float, typed=float),
+    Option("recall", "The share of them to find; default: 0.9.", float, {"gt": 0, "le": 1}, typed=float),
+    Option(
+        "budget",
+        "The most scorer calls per question, and more limits: '2000', '100000 tokens'; default: 1,000 calls. Most "
+        "searches end before.",
+        int,
+        in_requests=False,
+    ),
+    Option(
+        "audit", "Of the calls, draw N at random, to certify each question.", int, {"ge": 0, "lt": 2**31}, typed=int
+    ),
+    Option(
+        "confidence",
+        "The chance that a promise is kept; default: 0.9.",
+        float,
+        {"ge": 0.5, "lt": 1},
+        typed=float,
+    ),
+    *(option for option in OPTIONS if option.name in _SHARED),
+)
 # Options that become fields of another one's object, `Budget` or `First`.
 PARTS = {"budget": ("deadline", "tokens", "cost", "price"), "first": ("pool",)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class Round:
     """One round of a search. `predicted` holds what the approximation said of `positions` before they were scored;
     like all predictions here, None where some lie beyond the range of floats.
 
-    `expected_recall` is the share of the true top k that is expected to be found by now, where `effort` asked.
+    `expected_recall` is the share of the true top k, or of all items above a line, that is expected to be found by
+    now, where `effort` or `find` asked. `is_audit`: its items were drawn at random, to tell what is missing.
     `items` are those at `positions`, where these are no positions of an index but numbers that the search gave to what
     it met in a vector engine.
     """
@@ -54,6 +55,7 @@ class Round:
     all_predicted: FloatArray | None = None
     expected_recall: float | None = None
     items: tuple[Item, ...] = ()
+    is_audit: bool = False
 
     def scored_items(self, items: Items) -> Sequence[Item]:
         """The items that it scored, of which `items` are those of the index."""
@@ -93,6 +95,48 @@ class Trace:
         return total
 
 
+Basis = Literal["every item", "anchors", "audit", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What is promised of the hits of `find`: at least this `recall` of all items that score `above` or higher.
+
+    - `basis`: "every item" was scored; an "audit" of `n` random calls, which holds for this query; `n` "anchors", other
+      queries on which the stop was calibrated, which holds on average over queries like them; or "none", where `recall`
+      is what the model expects and nothing is promised;
+    - `confidence`: the chance that the promise is kept, over draws of the random calls or of the anchor queries;
+    - `reasons`: why the promise is less than was asked for, and what would strengthen it.
+    """
+
+    above: float
+    basis: Basis
+    recall: float
+    calls: int
+    confidence: float | None = None
+    n: int = 0
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether it promises anything; else it is an estimate."""
+        return self.basis != "none"
+
+    def __str__(self) -> str:
+        """The certificate as a paragraph."""
+        share, line, sure = f"{self.recall:.1%}".replace(".0%", "%"), f"{self.above:g}", f"{self.confidence or 0:.0%}"
+        said = {
+            "every item": f"Every item was scored: these are all that score {line} or higher.",
+            "audit": f"At least {share} of the items that score {line} or higher are found, for this query, with "
+            f"confidence {sure}: by an audit of {self.n:,} random calls.",
+            "anchors": f"At least {share} of the items that score {line} or higher are found, on average over queries "
+            f"like the {self.n:,} anchor queries that this was calibrated on, with confidence {sure}.",
+            "none": f"Nothing is promised. The model expects that {share} of the items that score {line} or higher are "
+            "found.",
+        }[self.basis]
+        return " ".join([said, *self.reasons, f"Calls: {self.calls:,}."])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits(Sequence[Hit]):
     """Results of one query, best first. Iterates over `Hit`s; `ids`, `scores`, `rounds` and `fused` are columns.
@@ -100,7 +144,7 @@ class Hits(Sequence[Hit]):
     `scores` are the scorer's; of method "first", which calls none, the first stage's: then there are no rounds. Where
     `fuse` blended the first stage in, the hits are ordered by `fused`.
     `verdict` is "answered", "doubtful" or "nothing found", of the hits that `min_relevance` and `min_score` leave; it
-    and `relevance` are None where nothing tells what scores mean.
+    and `relevance` are None where nothing tells what scores mean. `certificate` says what `find` promises of them.
     """
 
     query: Query
@@ -112,6 +156,7 @@ class Hits(Sequence[Hit]):
     fused: FloatArray | None = None
     relevance: FloatArray | None = None
     verdict: str | None = None
+    certificate: Certificate | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

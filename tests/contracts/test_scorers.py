@@ -23,7 +23,6 @@ from adacur.scorers import (
     Metered,
     OnnxCrossEncoder,
     SentenceTransformersScorer,
-    SharedBatches,
     TorchCrossEncoder,
     ascore,
     score_grid,
@@ -124,7 +123,6 @@ WRAPPERS = {
     "bare": lambda scorer, folder: scorer,
     "metered": lambda scorer, folder: Metered(scorer),
     "cached": lambda scorer, folder: Cached(scorer, folder / "scores.sqlite", key="contract"),
-    "shared": lambda scorer, folder: SharedBatches(scorer),
 }
 
 

@@ -192,7 +192,7 @@ def test_there_are_few_commands_and_few_options() -> None:
     parameters = {name: [one for one in command.params if one.name != "help"] for name, command in commands()}
 
     assert len(parameters) <= 22
-    assert sum(map(len, parameters.values())) <= 182
+    assert sum(map(len, parameters.values())) <= 187
 
 
 def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_the_reader_may_leave_early(shop: Path) -> None:
         ("mute.csv", b"id,text\n1,\n2, \n", ["none of its 2 records has text in 'text'"]),
         ("broken.jsonl", b'{"_id": "a", "text": "x"}\n{"_id": \n', ["line 2", "not JSON"]),
         ("ragged.csv", b"id,title,text\n1,2\n", ["line 2", "2 columns", "expected 3"]),
-        ("latin.jsonl", b'{"_id": "a", "text": "\xff"}\n', ["line 1", "not UTF-8", "0xff at offset 22", "iconv"]),
+        ("latin.jsonl", b'{"_id": "a", "text": "\xff"}\n', ["latin.jsonl", "not UTF-8", "0xff", "iconv"]),
         ("items.xlsx", b"PK", ["items.xlsx", ".jsonl"]),
         ("header.csv", b"headline,summary\nRome,A city\n", ["line 1", "'headline', 'summary'", "--text-field"]),
         ("", b"", ["BEIR", "corpus.jsonl"]),
@@ -799,7 +799,7 @@ def test_tables_in_files_are_wider_than_a_terminal_of_old(
 
 def test_a_collection_searched_and_an_index_built_from_are_told_apart(shop: Path, folder: Path) -> None:
     here("search", "beir", "hello", cwd=shop).refused("beir", "manifest.json")
-    here("build", shop / "whole.adacur", "x.adacur", *SCORED, cwd=folder).refused("is an index")
+    here("build", shop / "whole.adacur", "x.adacur", *SCORED, cwd=folder).refused("corpus.jsonl")
     (folder / "other").mkdir()
     ran = here("search", "other", "hello", cwd=folder)
     ran.refused("manifest.json")

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from adacur.data.catalogue import _unpack, describe, is_intact
+from adacur.data.catalogue import describe, unpack
 from adacur.search import shipped
 from adacur.search.shipped import wikivital_numbers
 
@@ -67,8 +67,8 @@ def test_the_numbers_of_the_demo_are_a_wheel_of_their_own_which_the_catalogue_na
     asset = describe("wikivital-scores")
     name, _, version = asset.wheel.partition("==")
     assert built.name.startswith(f"{name.replace('-', '_')}-{version}-")
-    _unpack(built, asset, tmp_path / "numbers")
-    assert is_intact(tmp_path / "numbers", asset)
+    unpack(built, asset, tmp_path / asset.name)
+    assert asset.is_in(tmp_path)
     assert {file.name for file in source.glob("*.npy")} <= asset.files.keys()
     assert wikivital_numbers() == source
 

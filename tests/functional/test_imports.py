@@ -63,7 +63,7 @@ CALLS = [
         "sentence-transformers",
     ),
     ("onnxscript", "adacur.extras.train.export_onnx('.', 'onnx')", "training"),
-    ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9')", "http"),
+    ("httpx2", "adacur.scorers.HttpScorer('http://127.0.0.1:9', kind='tei')", "http"),
     ("pyterrier", "import adacur.extras.pyterrier", "pyterrier"),
     ("mcp", "from adacur.extras.server.mcp import create_server; create_server(None)", "mcp"),
     ("langchain_core", "import adacur.extras.langchain", "langchain"),

@@ -17,7 +17,6 @@ from adacur.data import fetch, wikivital
 from adacur.errors import AdacurError, InputError, ScorerFailed
 from adacur.first_stages import SentenceTransformerEncoder
 from adacur.scorers import MatrixScorer, OnnxCrossEncoder, TorchCrossEncoder
-from adacur.scorers.shared_batches import SharedBatches
 from adacur.store import IndexFolder, blocks
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_onnx, tiny_transformer
 
@@ -145,12 +144,6 @@ def test_eight_threads_share_a_model_like_one(tmp_path, kind) -> None:
         else OnnxCrossEncoder(tiny_onnx(tmp_path, dynamic=kind == "int8 onnx"), threads=2)
     )
     with small_index(scorer) as index:
-        check_threads_agree(index, SMALL_SEARCHES)
-
-
-def test_eight_threads_behind_one_queue_answer_like_one(tmp_path) -> None:
-    scorer = OnnxCrossEncoder(tiny_onnx(tmp_path, dynamic=True), threads=2)
-    with small_index(SharedBatches(scorer)) as index:
         check_threads_agree(index, SMALL_SEARCHES)
 
 

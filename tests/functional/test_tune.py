@@ -81,7 +81,7 @@ def test_what_cannot_be_stored_is_not_said_to_be_stored(index: Path, tmp_path: P
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("adacur.replay.replayed_settings.write_atomically", refuse)
+    monkeypatch.setattr("adacur.replay.storing.write_atomically", refuse)
     told = here(*tune, "--seed", 1).err
     assert "cannot be written to" in told
     assert "Stored in" not in told

@@ -122,7 +122,8 @@ def test_a_file_that_is_cut_short_is_found(folders: list[Path], tmp_path: Path, 
 def test_a_changed_digit_of_what_a_tuning_stored_is_found(folders, tmp_path, name: str, old: str, new: str) -> None:
     path = shutil.copytree(folders[0], tmp_path / "changed.adacur")
     file = path / "versions/1" / name
-    assert old in (text := file.read_text())
+    text = file.read_text()
+    assert old in text
     file.write_text(text.replace(old, new, 1))
     assert [problem.file for problem in verify(path).problems] == [f"versions/1/{name}"]
 

@@ -25,9 +25,7 @@ import numpy as np
 from adacur import AnchorIndex, Dense, Item, Query
 from adacur.data import JudgedCollection, read_beir, split_queries
 from adacur.extras.train import (
-    TowerOptions,
     TrainingSettings,
-    distill,
     export_onnx,
     make_emb_cross_encoder,
     save_emb_cross_encoder,
@@ -37,6 +35,7 @@ from adacur.extras.train import (
 from adacur.extras.train.checking import ranking_quality
 from adacur.first_stages.encoders import SentenceTransformerEncoder
 from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
+from adacur_lab.distillation import distill
 from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64
@@ -95,7 +94,7 @@ class Work:
             first=self.dense(self.asked.dual_base),
             negatives=3,
             settings=settings,
-            towers=TowerOptions(max_item_tokens=self.asked.max_item_tokens),
+            max_item_tokens=self.asked.max_item_tokens,
         )
         self.tell("de-base", trained)
 
@@ -175,7 +174,7 @@ class Work:
                 self.out / name,
                 base=base,
                 settings=settings,
-                towers=TowerOptions(max_item_tokens=self.asked.max_item_tokens),
+                max_item_tokens=self.asked.max_item_tokens,
             )
             self.tell(name, trained)
 

@@ -17,7 +17,6 @@ from adacur.data import ItemFile, mondo, wikivital
 from adacur.data.files import Repeated
 from adacur.errors import InputError, UnknownOption
 from adacur.names import ITEMS_IN, RAY, is_store_url, named
-from adacur.options import OPTIONS
 from adacur.options import Option as SearchOption
 from adacur.protocols import Scorer
 from adacur.records import Item
@@ -178,27 +177,31 @@ def scorer_flag(source: str | None) -> str:
     return f" --scorer {quote(source)}" if source and why_consent(source, folder=None) else ""
 
 
-def with_search_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes every option of the table by keyword, in place of its `**given`."""
-    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
-    own = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values() if one.name != "given"]
-    more = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None) for one in OPTIONS]
-    shown = {one.name: Annotated[_typed(one) | None, Option(help=one.help, metavar=one.metavar)] for one in OPTIONS}
+def with_options(options: Sequence[SearchOption]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command that takes every option of a table by keyword, in place of its `**given`."""
 
-    @functools.wraps(command)
-    def taking(**values: Any) -> None:
-        for one in OPTIONS:
-            if values[one.name] is not None:
-                values[one.name] = (
-                    metadata_wanted(values[one.name]) if one.name == "filter" else one.read(values[one.name])
-                )
-        command(**values)
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+        own = [one.replace(annotation=hints[one.name]) for one in signature.parameters.values() if one.name != "given"]
+        more = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None) for one in options]
+        shown = {one.name: Annotated[_typed(one) | None, Option(help=one.help, metavar=one.metavar)] for one in options}
 
-    together = [*own, *(one.replace(annotation=shown[one.name]) for one in more)]
-    setattr(taking, "__signature__", signature.replace(parameters=together))  # noqa: B010
-    taking.__annotations__ = hints | shown
-    del taking.__wrapped__
-    return taking
+        @functools.wraps(command)
+        def taking(**values: Any) -> None:
+            for one in options:
+                if values[one.name] is not None:
+                    values[one.name] = (
+                        metadata_wanted(values[one.name]) if one.name == "filter" else one.read(values[one.name])
+                    )
+            command(**values)
+
+        together = [*own, *(one.replace(annotation=shown[one.name]) for one in more)]
+        setattr(taking, "__signature__", signature.replace(parameters=together))  # noqa: B010
+        taking.__annotations__ = hints | shown
+        del taking.__wrapped__
+        return taking
+
+    return decorated
 
 
 def _typed(option: SearchOption) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,8 @@ from adacur.units import duration_range, pace
 if TYPE_CHECKING:
     from adacur.replay import Evaluation, Row, Start
 
-# Estimates are not more certain than this.
-_TOO_LONG = 1.5
+# From here on cheaper ways are named.
+_LONG_SECONDS = 600
 
 
 def evaluate(
@@ -35,10 +34,9 @@ def evaluate(
         float | None, Option(help="The first stage's weight in the order that is judged; default: as searches have it.")
     ] = None,
     encoder: Annotated[str | None, Option(help="Encoder of the dense first stage.")] = None,
-    anchors: Annotated[int | None, Option(min=1, help="The number of anchor queries.")] = None,
-    queries: Annotated[int | None, Option(min=1, help="The number of test queries.")] = None,
-    items: Annotated[int | None, Option(min=1, help="A sample of N items; default: all, if time allows.")] = None,
-    minutes: Annotated[float, Option(help="Time for scoring, where sizes are not given.")] = 5.0,
+    anchors: Annotated[int, Option(min=1, help="The number of anchor queries.")] = 100,
+    queries: Annotated[int, Option(min=1, help="The number of test queries.")] = 30,
+    items: Annotated[int | None, Option(min=1, help="A sample of N items; default: all.")] = None,
     seed: opt.Seed = 0,
     cache: opt.CacheFile = None,
     output: Annotated[Path | None, Option("-o", "--output", help="Folder for scores; default: FOLDER-results.")] = None,
@@ -69,9 +67,8 @@ def evaluate(
         anchors=anchors,
         queries=queries,
         items=items,
-        minutes=minutes,
         seed=seed,
-        on_start=partial(_print_start, minutes=minutes),
+        on_start=_print_start,
     )
     if as_json:
         print_json(_as_json(done))
@@ -84,10 +81,9 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _print_start(start: Start, *, minutes: float) -> None:
+def _print_start(start: Start) -> None:
     anchors = counted(start.n_anchors, "anchor query", "anchor queries")
-    pseudo = ": pseudo-queries, cut from the items. Real queries usually give higher recall" * start.pseudo_anchors
-    note(f"{start.collection}: {start.n_items:,} items, {start.n_test:,} test queries, {anchors}{pseudo}.")
+    note(f"{start.collection}: {start.n_items:,} items, {start.n_test:,} test queries, {anchors}.")
     for line in start.notes:
         note(line)
     if (cost := start.cost) is None:
@@ -96,10 +92,10 @@ def _print_start(start: Start, *, minutes: float) -> None:
         f"{start.n_items:,} items × {start.n_test + start.n_anchors} queries = {cost.pairs:,} pairs to score; "
         f"estimated time {duration_range(cost.low, cost.high)} at {pace(cost.pairs_per_second)}. All runs replay these."
     )
-    if cost.seconds > 60 * _TOO_LONG * minutes:
+    if cost.seconds > _LONG_SECONDS:
         note(
-            f"That is longer than --minutes {minutes:g}. Ctrl-C stops it, and the scores so far are stored. Faster: a "
-            "sample (--items 200), --max-item-tokens 64, fewer --queries and --anchors, a faster --scorer."
+            "Ctrl-C stops it, and the scores so far are stored. Faster: `adacur try`, which takes minutes; a sample "
+            "(--items 200), --max-item-tokens 64, fewer --queries and --anchors, a faster --scorer."
         )
 
 

@@ -47,7 +47,7 @@ _STEPS = ("first", "predict", "choose", "score", "solve", "settle")
 _STOPPED = {
     "exhausted": " (no item is left to score)",
     "deadline": " (the deadline came first)",
-    "settled": " (enough for effort)",
+    "settled": " (enough)",
     "tokens": " (what is left of the tokens pays for no more)",
     "cost": " (what is left of the money pays for no more)",
     "error": " (then came the error below)",
@@ -193,12 +193,14 @@ def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = 
 
 
 def verdict_line(hits: Hits) -> str:
-    """How good the hits are, and what their relevance means."""
+    """How good the hits are, and what their relevance means; nothing where nothing tells."""
+    if hits.verdict is None:
+        return ""
     means = {
         "judgements": "relevance: the chance to be judged relevant",
         "anchors": "relevance: the share of anchor queries whose best item scores lower",
     }.get(hits.trace.settings.get("relevance") or "")
-    return str(hits.verdict).capitalize() + (f" ({means})." if means else ".")
+    return hits.verdict.capitalize() + (f" ({means})." if means else ".")
 
 
 def order_line(hits: Hits) -> str:

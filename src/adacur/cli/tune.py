@@ -44,7 +44,7 @@ def tune(
     Example: adacur tune my.adacur -k 10 --budget 100
     """
     import adacur
-    from adacur.replay.replayed_settings import verdict
+    from adacur.replay.tuning_verdict import verdict
 
     replayed: int | str | None = int(queries) if queries is not None and queries.isdecimal() else queries
     if qrels is None and isinstance(replayed, str):
@@ -116,7 +116,7 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
 
 
 def _show(tuning: Tuning) -> None:
-    from adacur.replay.replayed_settings import verdict
+    from adacur.replay.tuning_verdict import verdict
 
     judged, first = tuning.judged, tuning.first or "random"
     if judged:

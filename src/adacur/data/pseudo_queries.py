@@ -8,7 +8,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from adacur.budget import at_least
 from adacur.errors import EmptyInput, InputError
 from adacur.records import Item, Query
 from adacur.seeds import stream_key
-
-PseudoQueryKind = Literal["sentences", "titles", "mixed"]
 
 _CANDIDATES_PER_QUERY = 8
 _FEWEST_WORDS = 5
@@ -40,48 +37,28 @@ _ABBREVIATION = re.compile(
 )
 
 
-def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0, kinds: PseudoQueryKind = "mixed") -> list[Query]:
+def pseudo_queries(items: Iterable[Item], n: int, *, seed: int = 0) -> list[Query]:
     """n different queries that the items themselves suggest; the same for the same items in any order.
 
-    "sentences" come from inside the text, up to 25 words; "titles" are `metadata["title"]`, else the first sentence;
-    "mixed" is half of each. Short items lend their title or whole text instead. The items are read once, and again
-    only if too few of the sampled ones differ; memory grows with n, not with the items, unless they come as a one-shot
-    iterator, which is first read into a list.
+    Half are sentences from inside a text, up to 25 words; half are titles (`metadata["title"]`, else the first
+    sentence) of other items. Short items lend their title or whole text instead. The items are read once, and memory
+    grows with n, not with the items.
     """
     at_least(1, n=n)
-    if kinds not in get_args(PseudoQueryKind):
-        raise InputError(f"kinds must be one of {', '.join(map(repr, get_args(PseudoQueryKind)))}; got {kinds!r}.")
-    if iter(items) is items:
-        items = list(items)
-    sample_size = _CANDIDATES_PER_QUERY * n
-    while True:
-        sample, n_items = _sample(items, sample_size, seed=seed)
-        chosen = _choose(sample, n, kinds=kinds, seed=seed)
-        if len(chosen) >= n or len(sample) < sample_size:
-            break
-        sample_size *= _CANDIDATES_PER_QUERY
+    sample, n_items = _sample(items, _CANDIDATES_PER_QUERY * n, seed=seed)
     if not n_items:
         raise EmptyInput("There are no items to cut queries from. Give at least one.")
+    # Each kind has items of its own, so that no item is asked about twice.
+    halves = (_spread(sample[::2], n - n // 2, seed=seed), _spread(sample[1::2], n // 2, titles=True, seed=seed))
+    chosen = list(_in_turn(halves))
+    if len({query.text for query in chosen}) < n:
+        chosen = _spread(sample, n, seed=seed)
     if len(chosen) < n:
         raise InputError(
             f"Only {len(chosen)} different pseudo-queries can be made from {n_items} items; {n} were asked for. "
             f"Ask for {len(chosen)} or fewer, or give queries of your own."
         )
     return chosen
-
-
-def _choose(sample: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[Query]:
-    """n different queries from a sample of items, or as many as there are."""
-    if kinds == "mixed":
-        # Each kind has items of its own, so that no item is asked about twice.
-        sentences = _choose(sample[::2], n - n // 2, kinds="sentences", seed=seed)
-        titles = _choose(sample[1::2], n // 2, kinds="titles", seed=seed)
-        in_turn = [one for pair in itertools.zip_longest(sentences, titles) for one in pair if one is not None]
-        if len({candidate.text for candidate in in_turn}) == n:
-            return in_turn
-        kinds = "sentences"
-    candidates = _candidates(sample, n, kinds=kinds, seed=seed)
-    return _spread(candidates, n) if 0 < n <= len(candidates) else candidates
 
 
 def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item], int]:
@@ -99,9 +76,8 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
             raise InputError(f"Items must be Item(id, text) records; got {type(item).__name__}: {str(item)[:40]!r}.")
         if not item.text.strip():
             continue
-        key = int.from_bytes(
-            hashlib.blake2b(item.text.encode(errors="replace"), key=stream, digest_size=8).digest(), "little"
-        )
+        digest = hashlib.blake2b(item.text.encode(errors="replace"), key=stream, digest_size=8).digest()
+        key = int.from_bytes(digest, "little")
         if key in kept:
             kept[key] = min(kept[key], item, key=lambda item: item.id)
         elif len(kept) < size or key < -worst[0]:
@@ -112,9 +88,9 @@ def _sample(items: Iterable[Item], size: int, *, seed: int) -> tuple[list[Item],
     return [kept[key] for key in sorted(kept)], n_items
 
 
-def _candidates(items: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int) -> list[Query]:
+def _candidates(items: list[Item], n: int, *, titles: bool, seed: int) -> list[Query]:
     """Different texts, in the order in which they would be taken at random; boilerplate last."""
-    cuts = [_cut(item, kinds=kinds, seed=seed) for item in items]
+    cuts = [_cut(item, titles=titles, seed=seed) for item in items]
     openings = Counter(opening for wanted, spare in cuts for opening in {_opening(text) for text in (*wanted, *spare)})
     most = max(_FEWEST_REPEATS, _BOILERPLATE_SHARE * len(items))
     lent: list[list[Query]] = []
@@ -127,39 +103,31 @@ def _candidates(items: list[Item], n: int, *, kinds: PseudoQueryKind, seed: int)
         lent.append([piece for j, piece in enumerate(pieces) if j in best])
         rest.append([piece for j, piece in enumerate(pieces) if j not in best])
     chosen: dict[str, Query] = {}
-    for piece in _in_turn(lent):
-        if len(chosen) < _CANDIDATES_PER_QUERY * n:
-            chosen.setdefault(_plain(piece.text), piece)
-    for piece in _in_turn(rest):
-        if len(chosen) < n:
-            chosen.setdefault(_plain(piece.text), piece)
-    texts = {piece.text: piece for piece in chosen.values()}
-    # Only where nothing else is left may two queries differ in punctuation alone.
-    for piece in itertools.chain(_in_turn(lent), _in_turn(rest)):
-        if len(texts) < n:
-            texts.setdefault(piece.text, piece)
-    return list(texts.values())
+    for columns, enough in ((lent, _CANDIDATES_PER_QUERY * n), (rest, n)):
+        for piece in _in_turn(columns):
+            if len(chosen) < enough:
+                chosen.setdefault(" ".join(_words(piece.text)) or piece.text, piece)
+    return list(chosen.values())
 
 
-def _in_turn(columns: list[list[Query]]) -> Iterator[Query]:
+def _in_turn(columns: Iterable[list[Query]]) -> Iterator[Query]:
     """One of each item, then a second of each, and so on."""
     return (piece for row in itertools.zip_longest(*columns) for piece in row if piece is not None)
 
 
-def _cut(item: Item, *, kinds: PseudoQueryKind, seed: int) -> tuple[list[str], list[str]]:
+def _cut(item: Item, *, titles: bool, seed: int) -> tuple[list[str], list[str]]:
     """Pieces of the wanted kind, and pieces to fall back on, each best first."""
     title = item.metadata.get("title")
     title = title.strip() if isinstance(title, str) else ""
     body = item.text.removeprefix(f"{title}. ") if title else item.text
     sentences = [_shorten(sentence) for sentence in _sentences(body)]
+    named = [_shorten(title)] if title else []
     inner = sorted(
         (sentence for sentence in sentences[1:] if len(sentence.split()) >= _FEWEST_WORDS),
         key=lambda sentence: stream_key(seed, "sentence", sentence),
     )
-    whole = [*sentences[:1], *([_shorten(title)] if title else []), *inner, _shorten(item.text), item.text]
-    if kinds == "sentences":
-        return inner, whole
-    return [_shorten(title) if title else sentences[0]] if title or sentences else [], whole
+    whole = [*sentences[:1], *named, *inner, _shorten(item.text), item.text]
+    return (named or sentences[:1]) if titles else inner, whole
 
 
 def _sentences(text: str) -> list[str]:
@@ -206,15 +174,14 @@ def _opening(text: str) -> str:
     return re.sub(r"\d+", "0", " ".join(_words(text)[:_FEWEST_WORDS]))
 
 
-def _plain(text: str) -> str:
-    return " ".join(_words(text)) or text
-
-
-def _spread(candidates: list[Query], n: int) -> list[Query]:
-    """Of every few candidates in turn, the one that adds most to how well the taken ones cover them all.
+def _spread(sample: list[Item], n: int, *, titles: bool = False, seed: int) -> list[Query]:
+    """n candidates, or as many as there are: of every few in turn, the one that adds most to how they cover them all.
 
     Covering, not mutual distance: candidates far from all others are odd sentences, and nobody's question.
     """
+    candidates = _candidates(sample, n, titles=titles, seed=seed)
+    if not 0 < n <= len(candidates):
+        return candidates
     vectors = _vectors([candidate.text for candidate in candidates])
     landmarks = vectors[:_LANDMARKS]
     covered = np.zeros(len(landmarks), dtype=np.float32)

@@ -1,6 +1,6 @@
-"""What the adapters share: hits as documents, documents as items, exact scores for given documents, and checks.
+"""What the adapters share: hits as documents, documents as items, filters, and checks.
 
-An adapter turns its host's query into `search` or `rerank`, and the hits into the host's documents. All take the same
+An adapter turns its host's query into `search`, and the hits into the host's documents. All take the same
 options: `budget`, `method`, `first` and `filter` of `AnchorIndex.search`, as objects or in single values (`rounds`,
 `pool`, `fuse` …), as `adacur.search.search_options` reads them.
 """
@@ -15,15 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from adacur.arrays import FloatArray
 from adacur.errors import EmptyInput, InputError
-from adacur.protocols import Scorer
-from adacur.records import Item, Pair, as_query
+from adacur.records import Item
 from adacur.results import Hit
-from adacur.scorers.calling import ascore
-from adacur.scores import score_pairs
 from adacur.search import AnchorIndex, load, search_options
 from adacur.search.filters import Filter
 
@@ -116,23 +110,3 @@ def filter_for(index: AnchorIndex, matches: Callable[[Item], bool], where: Mappi
             ) from error
 
     return allowed
-
-
-def rerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[tuple[int, float]]:
-    """Positions and exact scores of the best k of these texts, best first; equal scores keep their order."""
-    return _best(score_pairs(scorer, _pairs(query, texts)), k) if texts else []
-
-
-async def arerank(scorer: Scorer, query: str, texts: Sequence[str], *, k: int) -> list[tuple[int, float]]:
-    """Like `rerank`, without blocking the event loop; calls that are awaited together are made together."""
-    return _best(await ascore(scorer, _pairs(query, texts)), k) if texts else []
-
-
-def _pairs(query: str, texts: Sequence[str]) -> list[Pair]:
-    one = as_query(query)
-    return [(one, Item(str(position), text)) for position, text in enumerate(texts)]
-
-
-def _best(scores: FloatArray, k: int) -> list[tuple[int, float]]:
-    order = np.argsort(-np.asarray(scores), kind="stable")[:k]
-    return [(position, float(scores[position])) for position in order.tolist()]

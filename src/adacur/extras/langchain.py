@@ -1,8 +1,8 @@
-"""LangChain: an index as a retriever, and a scorer as a document compressor."""
+"""LangChain: an index as a retriever."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ from adacur.options import SEARCH_OPTIONS
 from adacur.records import Item
 from adacur.requirements import require
 from adacur.results import Hit
-from adacur.scorers import scorer as open_scorer
 
 require("langchain_core", extra="langchain")
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun  # noqa: E402
-from langchain_core.documents import BaseDocumentCompressor, Document  # noqa: E402
+from langchain_core.documents import Document  # noqa: E402
 from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from pydantic import ConfigDict, Field, create_model  # noqa: E402
 
@@ -79,35 +78,6 @@ class AdacurRetriever(_SearchFields):  # type: ignore[misc]
         return fields | self.search_kwargs | now
 
 
-class AdacurReranker(BaseDocumentCompressor):  # type: ignore[misc]
-    """Scores the given documents exactly and keeps the best `top_n`, with their `relevance_score`.
-
-    `scorer` is an index's (`index.scorer`), or whatever `adacur.scorer` opens: a name, a folder, a URL, an object.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    scorer: Any = Field(exclude=True)
-    top_n: int = Field(default=3, ge=1)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Open the scorer."""
-        super().model_post_init(context)
-        self.scorer = open_scorer(self.scorer)
-
-    def compress_documents(self, documents: Sequence[Document], query: str, callbacks: Any = None) -> list[Document]:
-        """The best documents, best first."""
-        texts = [document.page_content for document in documents]
-        return _scored(documents, bridge.rerank(self.scorer, query, texts, k=self.top_n))
-
-    async def acompress_documents(
-        self, documents: Sequence[Document], query: str, callbacks: Any = None
-    ) -> list[Document]:
-        """Like `compress_documents`, without blocking the event loop."""
-        texts = [document.page_content for document in documents]
-        return _scored(documents, await bridge.arerank(self.scorer, query, texts, k=self.top_n))
-
-
 def items_of(documents: Iterable[Document]) -> list[Item]:
     """LangChain documents as items for `adacur.build`; one without an id gets one that follows from its content."""
     return [bridge.as_item(document.id, document.page_content, document.metadata) for document in documents]
@@ -116,10 +86,3 @@ def items_of(documents: Iterable[Document]) -> list[Item]:
 def _document(hit: Hit) -> Document:
     metadata = bridge.metadata_of(hit) | {"id": hit.id, "relevance_score": bridge.score_of(hit)}
     return Document(id=hit.id, page_content=bridge.text_of(hit), metadata=metadata)
-
-
-def _scored(documents: Sequence[Document], best: Iterable[tuple[int, float]]) -> list[Document]:
-    return [
-        documents[at].model_copy(update={"metadata": documents[at].metadata | {"relevance_score": score}})
-        for at, score in best
-    ]

@@ -1,8 +1,8 @@
-"""LlamaIndex: an index as a retriever, and a scorer as a node postprocessor."""
+"""LlamaIndex: an index as a retriever."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,11 @@ from adacur.extras import host_bridge as bridge
 from adacur.records import Item
 from adacur.requirements import require
 from adacur.results import Hit
-from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
 
 require("llama_index", extra="llama-index")
 
 from llama_index.core.base.base_retriever import BaseRetriever  # noqa: E402
-from llama_index.core.bridge.pydantic import ConfigDict, Field  # noqa: E402
-from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode  # noqa: E402
 from llama_index.core.vector_stores.types import (  # noqa: E402
     FilterCondition,
@@ -79,46 +76,6 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
         return [_node(hit) for hit in hits]
 
 
-class AdacurReranker(BaseNodePostprocessor):  # type: ignore[misc]
-    """Scores the given nodes exactly and keeps the best `top_n`.
-
-    `scorer` is an index's (`index.scorer`), or whatever `adacur.scorer` opens: a name, a folder, a URL, an object.
-    `metadata_mode` says which of a node's metadata are scored with its text; by default none.
-    """
-
-    # A misspelt option must not be ignored.
-    model_config = ConfigDict(extra="forbid")
-
-    scorer: Any = Field(exclude=True)
-    top_n: int = Field(default=3, ge=1)
-    metadata_mode: MetadataMode = MetadataMode.NONE
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Open the scorer."""
-        super().model_post_init(context)
-        self.scorer = open_scorer(self.scorer)
-
-    @classmethod
-    def class_name(cls) -> str:
-        """The name it has in callbacks."""
-        return "AdacurReranker"
-
-    def _postprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        best = bridge.rerank(self.scorer, _text_of(query_bundle), self._texts(nodes), k=self.top_n)
-        return _scored(nodes, best)
-
-    async def _apostprocess_nodes(
-        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
-    ) -> list[NodeWithScore]:
-        best = await bridge.arerank(self.scorer, _text_of(query_bundle), self._texts(nodes), k=self.top_n)
-        return _scored(nodes, best)
-
-    def _texts(self, nodes: Iterable[NodeWithScore]) -> list[str]:
-        return [node.node.get_content(metadata_mode=self.metadata_mode) for node in nodes]
-
-
 def items_of(nodes: Iterable[BaseNode]) -> list[Item]:
     """LlamaIndex nodes or documents as items for `adacur.build`: their ids, bare texts and metadata."""
     return [
@@ -151,13 +108,3 @@ def _node(hit: Hit) -> NodeWithScore:
         excluded_embed_metadata_keys=hidden,
     )
     return NodeWithScore(node=node, score=bridge.score_of(hit))
-
-
-def _scored(nodes: Sequence[NodeWithScore], best: Iterable[tuple[int, float]]) -> list[NodeWithScore]:
-    return [NodeWithScore(node=nodes[at].node, score=score) for at, score in best]
-
-
-def _text_of(query: QueryBundle | None) -> str:
-    if query is None:
-        raise InputError("Nodes are scored against a query; give query_bundle or query_str.")
-    return str(query.query_str)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
-from adacur.model.item_factors import PackedRows
 from adacur.model.on_device import DeviceRows
+from adacur.model.rows import PackedRows
 from adacur.requirements import require
 
 # Beyond those wanted, so that rounding does not decide who is among them.
@@ -51,7 +51,7 @@ class DeviceVectors:
         """
         torch, n_items = self._torch, self._rows.shape[0]
         given = torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32)).to(self._device)
-        values, at = self._rows.products_here(given).topk(min(k + _SLACK, n_items), dim=1)
+        values, at = self._rows.products(given).topk(min(k + _SLACK, n_items), dim=1)
         at_once = max(1, _NUMBERS_AT_ONCE // (at.shape[1] * vectors.shape[1]))
         exact = torch.cat(
             [
@@ -66,5 +66,5 @@ class DeviceVectors:
         return at.gather(1, order).cpu().numpy(), exact.float().cpu().numpy(), sure
 
     def _exact(self, vectors: Any, at: Any) -> Any:
-        rows = self._rows.rows_here(at.flatten()).view(*at.shape, -1)
+        rows = self._rows.rows(at)
         return (rows @ vectors.double()[:, :, None])[:, :, 0]

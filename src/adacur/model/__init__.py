@@ -5,7 +5,8 @@ from adacur.model.cur import PseudoInverse
 from adacur.model.embedding_regression import EmbeddingRegression
 from adacur.model.features import Features
 from adacur.model.gaussian_model import GaussianModel
-from adacur.model.item_factors import ItemFactors, PackedRows, ScoreScale, Storage
+from adacur.model.rows import ItemFactors, PackedRows, Storage
+from adacur.model.scale import ScoreScale
 
 __all__ = [
     "EmbeddingRegression",

@@ -12,23 +12,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace, device
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.errors import InputError
-from adacur.model.item_factors import (
+from adacur.model.on_device import moved
+from adacur.model.rows import (
     ROWS_PER_BLOCK,
     Allocate,
     ItemFactors,
     PackedRows,
     RowSource,
-    ScoreScale,
     Storage,
     check_storage,
     in_memory,
 )
+from adacur.model.scale import ScoreScale
 from adacur.protocols import AnchorScores, BlockedScores
 from adacur.records import Query
-from adacur.requirements import require
 
 EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
@@ -44,7 +45,8 @@ _TRUST_IN_ONE = 0.2
 class Features:
     """Prior means and features of all items of an index, and the ids of its `anchors`.
 
-    The first `len(precisions)` features of an item are residuals, one per anchor query, the others its embedding.
+    The first `len(precisions)` features of an item are residuals, one per anchor query, the others its embedding. A
+    prediction has two more: the item's mean, and 1, whose weight is the level of all items.
     `precisions` is the diagonal of (K + ρ I)⁻¹, with K the kernel of the `anchor_vectors`; zeros without vectors.
     `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
     made on a device; `keys` are the items' random keys where they are stored with the features. `trust` is the share of
@@ -61,7 +63,7 @@ class Features:
     variance: float
     embedding_variance: float
     device_means: Any = None
-    # What was recorded of choices over these features; see recorded_choice.py.
+    # What was recorded of choices over these features; see extras/kernels/graph_top_n.py.
     recorded: Any = None
     keys: KeyArray | None = None
     read: Callable[[IntArray], FloatArray] | None = None
@@ -94,6 +96,11 @@ class Features:
         return self.known_sums[noise]
 
     @property
+    def learns_level(self) -> bool:
+        """Whether nothing but a query's own scores says where these lie."""
+        return not len(self.precisions)
+
+    @property
     def nbytes(self) -> int:
         """Bytes that grow with the items."""
         return self.factors.nbytes + self.means.nbytes
@@ -103,17 +110,37 @@ class Features:
         ids = tuple(query.id for query in anchors.anchor_queries)
         return ids == self.anchors and len(anchors.items) == len(self.means)
 
-    def at(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Features, float64, and prior means of the items at these positions."""
+    def rows(self, at: Any) -> Any:
+        """What predictions take of the items at these places, where the features are: an axis at the end, float64."""
+        xp = array_namespace(at)
         if self.read is None:
-            return self.factors.rows(positions), self.means[positions]
-        return self.factors.unpacked(self.read(positions).astype(np.float64)), np.zeros(len(positions))
+            means = self.means if self.device_means is None else self.device_means
+            rows, means = self.factors.rows(at), xp.astype(means[at], xp.float64)
+        else:
+            stored = self.read(at.reshape(-1)).astype(np.float64)
+            rows, means = self.factors.unpacked(stored.reshape(*at.shape, -1)), np.zeros(at.shape)
+        ones = xp.ones(at.shape, dtype=xp.float64, device=device(at))
+        return xp.concat([rows, xp.stack([means, ones], axis=-1)], axis=-1)
+
+    def rows_in_memory(self, at: IntArray) -> FloatArray:
+        """The same in memory."""
+        if self.device_means is None:
+            return np.asarray(self.rows(at))
+        return np.asarray(self.rows(moved(at, self.device_means.device, dtype="int64")).cpu().numpy())
+
+    def predictions(self, weights: Any) -> Any:
+        """Predictions of all items by the weights of several queries, (queries, items), where the features are."""
+        return self.factors.predictions(weights, self.means if self.device_means is None else self.device_means)
+
+    def predictions_in_memory(self, weights: FloatArray) -> FloatArray:
+        """The same in memory."""
+        if self.device_means is None:
+            return np.asarray(self.predictions(weights))
+        return np.asarray(self.predictions(moved(weights, self.device_means.device)).cpu().numpy())
 
     def on(self, device: str) -> Features:
         """The same features with everything that grows with the items on a torch device."""
-        torch = require("torch", extra="torch")
-        means = torch.from_numpy(self.means.astype(np.float32)).to(device)
-        return replace(self, factors=self.factors.on(device), device_means=means)
+        return replace(self, factors=self.factors.on(device), device_means=moved(self.means, device, dtype="float32"))
 
 
 class Extraction:

@@ -30,6 +30,8 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.errors import InputError
+from adacur.model.approximation import Posterior
+from adacur.model.device_posterior import DevicePosterior
 from adacur.model.features import (
     QUERY_SCALE,
     EmbedQueries,
@@ -38,10 +40,11 @@ from adacur.model.features import (
     checked_embeddings,
     unit_vectors,
 )
-from adacur.model.item_factors import Allocate, PackedRows, RowSource, Storage, in_memory
-from adacur.model.posteriors import LeaveOneOut, Posterior, Posteriors, Priors
+from adacur.model.left_out import LeaveOneOut
+from adacur.model.listed_features import ListedFeatures, room_for, stacked
+from adacur.model.posterior import Prior
 from adacur.model.rank_slopes import RISE, RankSlopes
-from adacur.model.shared_posteriors import SharedPosteriors
+from adacur.model.rows import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.names import RECORDED_CHOICES, named
 from adacur.protocols import AnchorScores
 from adacur.records import Query
@@ -180,24 +183,23 @@ class GaussianModel:
         ranks: Ranks | None = None,
         *,
         features: Features | None = None,
-    ) -> Posteriors | SharedPosteriors:
+    ) -> Posterior | DevicePosterior:
         """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
 
         `features` take the place of those of the index: of items whose rows live in an engine.
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        with_all, lists = [None] * len(queries), self._lists(ranks)
-        if features.device_means is not None and not self._together:
-            return SharedPosteriors(
-                features,
-                lambda: self._priors(features, vectors, len(queries), lists),
-                on_host=lambda: self._posteriors(features, vectors, with_all, lists, keeps_rows=True),
-                n_queries=len(queries),
-            )
-        return Posteriors(features, self._posteriors(features, vectors, with_all, lists), together=self._together)
+        listed = self._listed(ranks, len(queries))
+        if features.device_means is None or self._together:
+            return Posterior(features, self._priors(features, vectors, listed), together=self._together)
+        return DevicePosterior(
+            features,
+            lambda: self._prior(features, vectors, listed, room=room_for(listed)),
+            n_queries=len(queries),
+        )
 
-    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posteriors:
+    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posterior:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
         They still count in the score scale, the mean variance, the slopes, and how far means are shrunk. All are
@@ -213,12 +215,14 @@ class GaussianModel:
         vectors = features.anchor_vectors
         kernel = features.kernel(self.query_noise)
         inverse = np.linalg.inv(kernel)
+        n_features = features.factors.n_features + 2
         left_out = [
-            LeaveOneOut.of(position, kernel, inverse, n_features=features.factors.n_features, centre=self.centre)
+            LeaveOneOut.of(position, kernel, inverse, n_features=n_features, centre=self.centre)
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        return Posteriors(features, self._posteriors(features, replayed, left_out, self._lists(ranks)), together=True)
+        priors = self._priors(features, replayed, self._listed(ranks, len(positions)), left_out)
+        return Posterior(features, priors, left_out=left_out, together=True)
 
     def compressed(
         self, anchors: AnchorScores, *, rank: int, storage: Storage = "int8", allocate: Allocate = in_memory
@@ -261,42 +265,44 @@ class GaussianModel:
             whole=whole,
         )
 
-    def _posteriors(
-        self,
-        features: Features,
-        vectors: FloatArray | None,
-        left_out: Sequence[LeaveOneOut | None],
-        lists: Ranks,
-        *,
-        keeps_rows: bool = False,
-    ) -> list[Posterior]:
-        """The posterior of each query before any score; one by one, since a batch rounds by its size."""
-        posteriors = []
-        for query, without in enumerate(left_out):
-            only = slice(query, query + 1)
-            priors = self._priors(features, None if vectors is None else vectors[only], 1, lists[only], without)
-            posteriors.append(Posterior(features, priors, left_out=without, keeps_rows=keeps_rows))
-        return posteriors
-
     def _priors(
         self,
         features: Features,
         vectors: FloatArray | None,
-        n_queries: int,
-        lists: Ranks,
+        listed: Sequence[ListedFeatures],
+        left_out: Sequence[LeaveOneOut] = (),
+    ) -> list[Prior]:
+        """The prior of each query; one by one, since a batch rounds by its size."""
+        without: Sequence[LeaveOneOut | None] = left_out or [None] * len(listed)
+        return [
+            self._prior(features, None if vectors is None else vectors[[at]], listed[at : at + 1], left_out=without[at])
+            for at in range(len(listed))
+        ]
+
+    def _prior(
+        self,
+        features: Features,
+        vectors: FloatArray | None,
+        listed: Sequence[ListedFeatures],
+        *,
         left_out: LeaveOneOut | None = None,
-    ) -> Priors:
-        """The priors of some queries, given their vectors; as if the anchor query `left_out` were not in the index."""
-        n_anchors, n_features = len(features.precisions), features.factors.n_features
+        room: tuple[int, int] | None = None,
+    ) -> Prior:
+        """The prior of some queries, given their vectors; as if the anchor query `left_out` were not in the index.
+
+        `room` is that for listed features; by default, what they need.
+        """
+        n_queries, n_anchors, n_features = len(listed), len(features.precisions), features.factors.n_features
         share, locality = self._by_anchors(n_anchors, features.embedding_variance)
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
         usual = variance * (1 + share)
-        # Where all anchor queries agree, ranks may be all that scores can vary by.
-        from_ranks = self.slopes.variance * RISE[0] ** 2 if self.slopes is not None and lists else 0.0
-        weights, trusts = np.zeros((n_queries, n_features)), np.full(n_queries, features.trust)
-        variances = np.full((n_queries, n_features), share * variance / features.embedding_variance if share else 0.0)
+        # The last two are the item's mean, which nothing moves, and the level of all items.
+        weights, variances = np.zeros((2, n_queries, n_features + 2))
+        variances[:, n_anchors:-2] = share * variance / features.embedding_variance if share else 0.0
         variances[:, :n_anchors] = 1 / max(1, n_anchors - (left_out is not None))
+        variances[:, -1] = _LEVEL * variance if self.centre else 0.0
+        trusts = np.full(n_queries, features.trust)
         if left_out is not None:
             variances[:, left_out.position] = 0.0
         if features.anchor_vectors is not None and vectors is not None:
@@ -306,25 +312,23 @@ class GaussianModel:
             nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
             variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
             kernel = np.exp((likeness - 1) / QUERY_SCALE)
-            weights[:, :n_anchors] = kernel * (features.precisions if left_out is None else left_out.precisions)
+            precisions = features.precisions if left_out is None else left_out.precisions[:n_anchors]
+            weights[:, :n_anchors] = kernel * precisions
             if features.trust < 1:
                 # What the means lack, the regression makes up for, as far as it knows queries like this one.
                 sums = features.sums(self.query_noise) if left_out is None else left_out.sums
                 trusts += (1 - trusts) * np.clip(kernel @ sums, 0, 1)
-        return Priors(
-            weights=weights,
-            variances=variances,
-            trusts=trusts,
-            level_variance=_LEVEL * variance if self.centre else 0.0,
-            noise=max(self.noise * usual, _LEAST_NOISE * (usual + from_ranks)),
-            slopes=self.slopes,
-            lists=lists,
-        )
+        weights[:, -2], weights[:, -1] = trusts, (1 - trusts) * features.centre
+        at, values, listed_weights, covariance = stacked(listed, room)
+        # Where all anchor queries agree, ranks may be all that scores can vary by.
+        from_ranks = np.trace(covariance, axis1=1, axis2=2) * RISE[0] ** 2
+        noise = np.maximum(self.noise * usual, _LEAST_NOISE * (usual + from_ranks))
+        return Prior(weights, variances, noise, at, values, listed_weights, covariance)
 
-    def _lists(self, ranks: Ranks | None) -> Ranks:
-        """The ranks that the slopes are applied to; none without slopes."""
-        if ranks is None or self.slopes is None:
-            return ()
+    def _listed(self, ranks: Ranks | None, n_queries: int) -> list[ListedFeatures]:
+        """The listed features of each query; none without slopes."""
+        if not ranks or self.slopes is None:
+            return [ListedFeatures.none()] * n_queries
         n_stages = len(self.slopes.means)
         if others := {len(of_query) for of_query in ranks} - {n_stages}:
             raise InputError(
@@ -332,7 +336,7 @@ class GaussianModel:
                 f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
                 "slopes=None."
             )
-        return ranks
+        return [self.slopes.features(of_query) for of_query in ranks]
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.model.features import Features
+from adacur.model.listed_features import ListedFeatures
 
 # Beyond this rank a first stage says nothing.
 RANKS_THAT_COUNT = 1000
@@ -46,6 +47,11 @@ class RankSlopes:
     def assumed(cls, n_stages: int) -> RankSlopes:
         """The prior, for stages that cannot be asked about the anchor queries."""
         return cls(np.full(n_stages, _ASSUMED_MEAN / n_stages), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
+
+    def features(self, lists: Sequence[IntArray]) -> ListedFeatures:
+        """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first."""
+        listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in lists]))
+        return ListedFeatures(listed, rises(lists, listed), self.means, self.covariance)
 
     @classmethod
     def fitted(
@@ -107,8 +113,8 @@ def _unexplained(
     `kernel` is that of the anchor queries, with noise, and `sums` are the sums of the rows of its inverse.
     """
     n_anchors = len(features.precisions)
-    rows, means = features.at(positions)
-    residuals = rows[:, :n_anchors]
+    rows = features.rows_in_memory(positions)
+    residuals, means = rows[:, :n_anchors], rows[:, -2]
     left, centred, from_others = residuals[:, column], residuals[:, column], 0.0
     if features.anchor_vectors is not None:
         # Features are residuals of the regression: its inverse times the scores, over its diagonal.

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.data import names
-from adacur.data.cache_folder import cache_folder
+from adacur.data import cache_folder, names
 from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import ScorerCard
+from adacur.replay.chosen_settings import best_stage
 from adacur.replay.comparison import JUDGED
 from adacur.replay.judged_tuning import is_gain
-from adacur.replay.means import FEWEST_QUERIES, MATTERS, mean_of
+from adacur.replay.means import FEWEST_QUERIES, MATTERS, gains, mean_of
 from adacur.replay.measures import can_judge
 from adacur.replay.measuring import Measured
-from adacur.replay.replayed_settings import best_stage, gains
+from adacur.replay.searches import Way
 from adacur.scorers.consent import why_consent
 from adacur.search.snapshot import weight_beside
 from adacur.search.tuned import Mean
@@ -46,15 +46,6 @@ class Answer:
     mean: Mean | None = None
 
 
-class Way(NamedTuple):
-    """A way to search: from a first stage, with so many calls in the sample, by a method and a weight in the order."""
-
-    first: str
-    budget: int = 0
-    method: str = "first"
-    fuse: float = 0.0
-
-
 class Advice:
     """The answers that follow from what was measured, each worked out once."""
 
@@ -76,8 +67,9 @@ class Advice:
         """What any scorer must be better than: all first stages joined, or a single one that is visibly better."""
         joined, *single = reversed(self.measured.stages)
         if not self.is_judged:
-            return Way(joined)
-        return Way(str(best_stage({name: _judged(self.measured.alone(name)) for name in (joined, *single)})))
+            return Way("first", joined)
+        ways = {name: Way("first", name) for name in (joined, *single)}
+        return ways[str(best_stage({name: _judged(self.quality(way)) for name, way in ways.items()}))]
 
     @cached_property
     def first(self) -> str:
@@ -85,7 +77,7 @@ class Advice:
         joined, *single = reversed(self.measured.stages)
         if self.is_judged:
             least = self.measured.budgets()[0]
-            values = {name: self.quality(Way(name, least, "rerank", weight_beside(name))) for name in (joined, *single)}
+            values = {name: self.quality(_rerank(name, least, weight_beside(name))) for name in (joined, *single)}
             return str(best_stage({name: _judged(of) for name, of in values.items()}))
         return str(best_stage({name: self.recalls(name, self.plan.budget) for name in (joined, *single)}))
 
@@ -102,18 +94,18 @@ class Advice:
             # Nobody measured the order: it is as searches have it by default.
             first, method = (self.measured.stages[-1], "gaussian") if self.searches else (self.first, "rerank")
             index = self.measured.index
-            return Way(first, most, method, index.snapshot.usual_fuse(index.scorer.card, first=first))
+            return Way(method, first, most, index.snapshot.usual_fuse(index.scorer.card, first=first))
         best = self.alone
         for fuse in (weight_beside(self.first), 0.0):
-            found, *deeper = (Way(self.first, n, "rerank", fuse) for n in self.measured.budgets())
+            found, *deeper = (_rerank(self.first, n, fuse) for n in self.measured.budgets())
             if not self._is_proved(found):
                 continue
             for way in deeper:
                 found = way if self._is_visible(way, found) and self._is_proved(way) else found
             if not best.budget or self._is_visible(found, best):
                 best = found
-        search = Way(self.measured.stages[-1], most, "gaussian", best.fuse)
-        if best.budget and self.measured.searched and self._is_visible(search, best) and self._is_proved(search):
+        search = self.measured.searched()._replace(fuse=best.fuse)
+        if best.budget and self.measured.predicts and self._is_visible(search, best) and self._is_proved(search):
             best = search
         return best
 
@@ -137,30 +129,26 @@ class Advice:
     @cached_property
     def search_gains(self) -> tuple[FloatArray, FloatArray | None]:
         """What a search without anchor queries gains over re-ranking: recall, and judged quality where it is known."""
-        measured, joined = self.measured, self.measured.stages[-1]
-        recall = measured.recalls(measured.searched) - self.recalls(joined, self.plan.budget)
+        search = self.measured.searched()
+        rerank = search._replace(method="rerank")
+        recall = self.measured.recalls(search) - self.measured.recalls(rerank)
         if not self.is_judged:
             return recall, None
-        fuse = self.way.fuse
-        search, rerank = (Way(joined, self.plan.budget, method, fuse) for method in ("gaussian", "rerank"))
+        search, rerank = (one._replace(fuse=self.way.fuse) for one in (search, rerank))
         return recall, self.quality(search) - self.quality(rerank)
 
     @cached_property
     def searches(self) -> bool:
         """Whether a search finds visibly more than re-ranking at equal calls."""
-        return bool(self.measured.searched) and gains(self.search_gains[0])
+        return self.measured.predicts and gains(self.search_gains[0])
 
-    def recalls(self, first: str, budget: int) -> FloatArray:
+    def recalls(self, first: str | None, budget: int) -> FloatArray:
         """Estimated recall of re-ranking."""
-        return self.measured.recalls(self.measured.scored_by(first, budget))
+        return self.measured.recalls(_rerank(first, budget))
 
     def quality(self, way: Way) -> FloatArray:
         """Judged quality of searching so."""
-        if way.method == "first":
-            return self.measured.alone(way.first)
-        if way.method == "gaussian":
-            return self.measured.found(way.fuse)
-        return self.measured.reranked(way.first, way.budget, way.fuse)
+        return self.measured.quality(way)
 
     def _why_unjudged(self) -> str:
         qrels = self.measured.material.qrels
@@ -184,7 +172,7 @@ class Advice:
             )
             return Answer("scorer", "unknown", words)
         way, least = self.way, self.measured.budgets()[0]
-        blended, own = (Way(self.first, least, "rerank", fuse) for fuse in (weight_beside(self.first), 0.0))
+        blended, own = (_rerank(self.first, least, fuse) for fuse in (weight_beside(self.first), 0.0))
         if way.budget:
             choice = "search" if way.method == "gaussian" else "blend" if way.fuse else "rerank"
             words, rival = f"{_ADVISED[choice]} {self._beside(way)}", own if way.fuse else blended
@@ -215,14 +203,14 @@ class Advice:
         return f"{does} {way.first} with {self.plan.whole(way.budget)} calls, {order}"
 
     def _first(self) -> Answer:
-        alone = {name: self.measured.alone(name) for name in self.measured.stages} if self.is_judged else {}
+        alone = {name: self.quality(Way("first", name)) for name in self.measured.stages} if self.is_judged else {}
         figures = ", ".join(f"{name} {np.nanmean(of):.3f}" for name, of in alone.items())
         without = f" Alone, 0 calls: {JUDGED} {figures}." if alone else ""
         if not self.way.budget:
             return Answer("first stage", self.alone.first, f"{self.alone.first}.{without}")
         first, largest = self.way.first, self.plan.budget
         recalls = {name: mean_of(self.recalls(name, largest)) for name in self.measured.stages}
-        found = recalls[first]
+        found = recalls[str(first)]
         others = ", ".join(f"{name} {of.value:.2f}" for name, of in recalls.items() if name != first)
         more = f"; {others}" if others else ""
         words = (
@@ -238,7 +226,7 @@ class Advice:
         spend, lost = self.plan.whole(way.budget), None
         words = f"{spend} calls a question"
         if self.is_judged:
-            ways = [Way(way.first, n, "rerank", way.fuse) for n in steps]
+            ways = [_rerank(way.first, n, way.fuse) for n in steps]
             # Of the queries that were scored so deep.
             deep = ~np.isnan(self.quality(ways[-1]))
             qualities = [float(np.mean(self.quality(one)[deep])) for one in ways]
@@ -250,7 +238,7 @@ class Advice:
         return Answer("budget", spend, words, lost)
 
     def _method(self) -> Answer:
-        if not self.measured.searched:
+        if not self.measured.predicts:
             words = "Re-ranking: without dense vectors or anchor queries there is nothing to predict from."
             return Answer("method", "rerank", words)
         recall, quality = self.search_gains
@@ -282,7 +270,7 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     cut = f" --max-item-tokens {card.max_item_tokens}" if card.max_item_tokens else ""
     fields = "".join(f" --text-field {quote(name)}" for name in material.text_fields or ())
     fields += f" --id-field {quote(material.id_field)}" if material.id_field else ""
-    parts = way.first.split(SEPARATOR)
+    parts = str(way.first).split(SEPARATOR)
     encoded = typed_source(encoder) if encoder and "dense" in parts else ""
     flags = f"{fields}{scorer}{cut} --first {','.join(parts)}"
     flags += f" --encoder {encoded}" if encoded and encoded != _DEFAULT_ENCODER else ""
@@ -313,6 +301,10 @@ def typed_source(source: str | None) -> str:
     return quote(source) if source else ""
 
 
+def _rerank(first: str | None, budget: int, fuse: float = 0.0) -> Way:
+    return Way("rerank", first, budget, fuse)
+
+
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
 
@@ -335,10 +327,12 @@ def table(advice: Advice) -> Mapping[str, Any]:
             row: dict[str, Any] = {"first": name, "budget": plan.whole(budget)}
             row["recall"] = mean_of(advice.recalls(name, budget))
             if advice.is_judged:
-                row[JUDGED] = mean_of(measured.reranked(name, budget))
-                row[f"{JUDGED} fused"] = mean_of(measured.reranked(name, budget, weight_beside(name)))
+                row[JUDGED] = mean_of(measured.quality(_rerank(name, budget)))
+                row[f"{JUDGED} fused"] = mean_of(measured.quality(_rerank(name, budget, weight_beside(name))))
             rows.append(row)
-    alone = {name: mean_of(measured.alone(name)) for name in measured.stages} if advice.is_judged else {}
+    alone = (
+        {name: mean_of(measured.quality(Way("first", name))) for name in measured.stages} if advice.is_judged else {}
+    )
     way: dict[str, Any] = advice.way._asdict() | {"budget": plan.whole(advice.way.budget)}
     if advice.is_judged:
         way |= zip(("queries", JUDGED, f"{JUDGED} without calls"), advice.figures(advice.way), strict=True)

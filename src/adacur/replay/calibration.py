@@ -1,4 +1,4 @@
-"""The chance that a hit is judged relevant, fitted to judged hits, and how it is stored for searches of an index."""
+"""The chance that a hit is judged relevant, fitted to judged hits."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
 from adacur.model.features import rows_at
-from adacur.model.item_factors import KNOTS, ScoreScale
+from adacur.model.scale import KNOTS, ScoreScale
 from adacur.protocols import AnchorScores, Items
-from adacur.replay.judged_tuning import Qrels
-from adacur.replay.replayed_settings import where_writable
+from adacur.replay.means import cross_fit
+from adacur.replay.measures import Qrels
+from adacur.replay.searches import all_scored
 from adacur.results import Hits
-from adacur.search import AnchorIndex
-from adacur.search.relevance import RELEVANCE, Calibration, Relevance, as_stored
-from adacur.store import locked
-from adacur.store.writing import write_atomically
+from adacur.search.relevance import Calibration, Relevance
 
 # The few scores at the very top are those of hits, so they are distinguished as far as the anchor scores go.
 _RAREST = 1e-6
@@ -36,7 +34,6 @@ def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorSc
     sample = ScoreScale.sample(items.keys, n_anchors=len(anchors.anchor_queries))
     scale = _fewer_knots(ScoreScale.of(rows_at(anchors, sample), rarest=_RAREST))
     relevant = [np.array([qrels[hits.query.id].get(id_, 0) > 0 for id_ in hits.ids], bool) for hits in answers]
-    one_half = np.arange(len(answers)) % 2 == 0
     signs = [
         np.stack([np.ones(len(hits)), scale.rarity(hits.scores), np.log(np.arange(1, len(hits) + 1))], axis=1)
         for hits in answers
@@ -45,8 +42,7 @@ def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorSc
     def fitted(half: BoolArray) -> FloatArray:
         return _likeliest(*(np.concatenate([own[at] for at in np.flatnonzero(half)]) for own in (signs, relevant)))
 
-    unseen = [fitted(~one_half), fitted(one_half)]
-    chances = [_chances(own, unseen[at % 2]) for at, own in enumerate(signs)]
+    chances = [_chances(own, by_others) for own, by_others in zip(signs, cross_fit(len(answers), fitted), strict=True)]
     constant, per_rarity, per_log_rank = fitted(np.ones(len(answers), dtype=np.bool_)).tolist()
     calibration = Calibration(
         scores=tuple(scale.scores.tolist()),
@@ -68,23 +64,6 @@ def calibration_error(chances: FloatArray, came: BoolArray) -> float:
     return sum(gaps) / max(1, len(bins))
 
 
-def store_relevance(index: AnchorIndex, relevance: Relevance | None) -> None:
-    """Let searches of an index read scores by this, and keep it in its folder, where that can be written to."""
-    snapshot = index.snapshot
-    if relevance is None:
-        known = snapshot.relevance()
-        # What judgements told is not given up for anchor scores.
-        relevance = known if known is not None else Relevance.of_anchors(snapshot.anchors)
-    if relevance is None:
-        return
-    snapshot.set_relevance(relevance)
-    if snapshot.home is None:
-        return
-    with where_writable(snapshot.home), locked(snapshot.home, wait=10.0):
-        text = as_stored(relevance, anchor_queries=snapshot.anchors.anchor_queries)
-        write_atomically(snapshot.home / RELEVANCE, text)
-
-
 def _fewer_knots(scale: ScoreScale) -> ScoreScale:
     if len(scale.scores) <= _STORED_KNOTS:
         return scale
@@ -95,8 +74,7 @@ def _fewer_knots(scale: ScoreScale) -> ScoreScale:
 
 def _best_with_and_without(hits: Hits, grades: Mapping[str, int], items: Items) -> tuple[float, float]:
     """The best score of all that a search scored, and of what remains without the relevant items."""
-    positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
-    exact = np.concatenate([round_.exact for round_ in hits.trace.rounds])
+    positions, exact = all_scored(hits)
     others = ~np.isin(positions, items.positions(id_ for id_, grade in grades.items() if grade > 0))
     best = float(exact.max())
     return best, float(exact[others].max()) if others.any() else best

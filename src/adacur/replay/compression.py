@@ -13,10 +13,13 @@ from adacur.budget import Budget, check_k
 from adacur.errors import InputError
 from adacur.first_stages import Placed, placed
 from adacur.model import Features, GaussianModel, Storage
-from adacur.model.features import EmbedQueries, rows_at
-from adacur.model.item_factors import check_storage
+from adacur.model.features import rows_at
+from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
-from adacur.replay.held_out import AnchorScorer, HeldOut, check_anchors, check_exact, method_of
+from adacur.replay.held_out import HeldOut, check_anchors, check_exact
+from adacur.replay.known import KnownScores
+from adacur.replay.measures import recall_above
+from adacur.replay.searches import method_of
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.editing import writable_home
@@ -85,7 +88,7 @@ def compress(
     if rank < 1:
         raise InputError(f"rank must be at least 1; got {rank}.")
     anchors, vectors = index.anchors, index.snapshot.item_vectors()
-    embed_queries = None if vectors is None or vectors.embed_queries is None else _Remembering(vectors.embed_queries)
+    embed_queries = None if vectors is None else vectors.embed_queries
     with locked(home), full_disk_reported(home, lambda: "the index is as it was", what="compression"):
         sample = _sample(anchors.items.keys, n_anchors=len(anchors.anchor_queries), seed=seed)
         items = index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
@@ -96,11 +99,11 @@ def compress(
             first = placed(_Among(first, sample, table.items.ids), table.items)
 
         def recalls(model: GaussianModel) -> FloatArray:
-            searched = AnchorIndex(rest, scorer=AnchorScorer(table))
+            searched = AnchorIndex(rest, scorer=KnownScores.of(table))
             slopes = None if first is None else learned_slopes(model, rest, first)
             method = method_of(default_settings(k), model, n_anchors=len(rest.anchor_queries), slopes=slopes, seed=seed)
             hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first, fuse=0)
-            return held_out.recalls([one.scores for one in hits], k=k)
+            return recall_above(hits, held_out.least(k), k=min(k, len(items)))
 
         embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
         whole = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
@@ -175,17 +178,3 @@ class _Among:
             ids = tuple(self._ids[at] for at in positions[ranks].tolist())
             hits.append(Hits(query=query, ids=ids, scores=scores[ranks]))
         return hits
-
-
-class _Remembering:
-    """Query vectors, each embedded once."""
-
-    def __init__(self, embed_queries: EmbedQueries) -> None:
-        self._embed_queries = embed_queries
-        self._known: dict[str, FloatArray] = {}
-
-    def __call__(self, queries: Sequence[Query]) -> FloatArray:
-        new = [query for query in queries if query.id not in self._known]
-        if new:
-            self._known |= zip((query.id for query in new), self._embed_queries(new), strict=True)
-        return np.stack([self._known[query.id] for query in queries])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
@@ -16,33 +15,24 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.data import JudgedCollection
+from adacur.data import pseudo_queries
 from adacur.errors import EmptyInput, InputError, WrongScorer
 from adacur.first_stages import Dense, first_stage_named
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
-from adacur.protocols import FirstStage, Scorer, ScorerCard
-from adacur.records import Item, ItemList, Query
+from adacur.protocols import FirstStage, Scorer
+from adacur.records import Item, Query
 from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER
-from adacur.replay.judged_collection import (
-    Split,
-    choose_sizes,
-    digest_of,
-    missing_items,
-    read_collection,
-    sample,
-    scoring_cost,
-    split,
-)
-from adacur.replay.measures import can_judge, exact_scores, judged_quality, top_k_recall
+from adacur.replay.known import KnownScores
+from adacur.replay.material import Material, digest_of, plain_text, read_material
+from adacur.replay.measures import can_judge, kth_best
 from adacur.replay.runs import Run
-from adacur.requirements import install_command
-from adacur.scorers import Cached, MatrixScorer
+from adacur.replay.searches import Searches, Way
+from adacur.scorers import Cached
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
-from adacur.search.methods import METHODS, method_named, options_of
-from adacur.search.planning import SearchOptions
-from adacur.store import AnchorTable, Estimate, build_scores, check_scorer, is_finished
+from adacur.search.methods import METHODS, options_of
+from adacur.store import AnchorTable, Estimate, build_scores, check_scorer, estimate, is_finished
 from adacur.store.progress import ScoringBar
 from adacur.store.writing import made_whole
 
@@ -50,6 +40,7 @@ DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
 _IN_ONE_ORDER = (ALONE, "exact")
 _JUDGED_DEPTH = 10
 _ENCODER = "bge-small-en-v1.5"
+_SAMPLE_ITEMS, _SAMPLE_QUERIES = 512, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +55,6 @@ class Start:
     n_items: int
     n_test: int
     n_anchors: int
-    pseudo_anchors: bool
     cost: Estimate | None
     notes: tuple[str, ...] = ()
 
@@ -89,16 +79,16 @@ def evaluate(
     first: Sequence[str] = ("bm25",),
     fuse: float | None = None,
     encoder: Any = None,
-    anchors: int | None = None,
-    queries: int | None = None,
+    anchors: int = 100,
+    queries: int = 30,
     items: int | None = None,
-    minutes: float = 5.0,
     seed: int = 0,
     progress: bool = True,
     on_start: Callable[[Start], None] | None = None,
 ) -> Evaluation:
-    """Compare search methods on a BEIR folder, by recall of the scorer's own top k and by judgements.
+    """Compare search methods on a collection, by recall of the scorer's own top k and by judgements.
 
+    - folder: as for `try_collection`, such as a BEIR folder.
     - scorer: a scorer, or what `adacur.scorer` opens.
     - output: the folder for scores and runs; the same call goes on with the scores that are there.
     - methods, budgets, first: every combination is a run. A budget above the number of items is that number. Several
@@ -107,13 +97,14 @@ def evaluate(
       beside BM25 alone), 0 for a function, known scores or a judge. Recall is of the scorer's own order.
     - ks: recall at each of these; by default 1 and 10.
     - encoder: the dual encoder of the first stage "dense".
-    - anchors, queries, items: sizes; those that are not given follow from `minutes`, the time that scoring may take.
-    - seed: splits the queries, draws the sample of items, and seeds the searches.
+    - anchors, queries, items: how many to score: all items, or a sample of them that has everything judged relevant,
+      for each anchor and test query. Test queries are judged ones where there are any; anchor queries are others, or
+      pseudo-queries where too few are left.
+    - seed: draws queries and items, and seeds the searches.
     - on_start: called before anything is scored.
 
     What cannot run is refused before anything is scored; a run that fails later stops no other.
     """
-    collection = read_collection(folder)
     if not methods or not first or not budgets:
         raise EmptyInput(f"Give at least one method ({', '.join(METHODS)}), first stage and budget.")
     for name in methods:
@@ -124,40 +115,59 @@ def evaluate(
     for name in stages_of:
         if name != "random":
             first_stage_named(name)
-    scorer = open_scorer(scorer)
+    for name, size in (("anchors", anchors), ("queries", queries), ("items", items)):
+        if size is not None and size < 1:
+            raise InputError(f"{name} must be at least 1; got {size}.")
+    needs_anchors = any("anchors" in METHODS[name].needs for name in methods)
+    material = read_material(folder, most=queries + anchors * needs_anchors, seed=seed)
+    test, anchor_queries, is_pseudo = _split(material, queries, anchors * needs_anchors, seed=seed)
+    material = material.cut(items or material.n_items, n_queries=len(test))
+    name, n_items = material.name, len(material.items)
+    if n_items < material.n_items:
+        # Runs on a sample are not comparable with runs on all items.
+        name += f"-{n_items}-items"
+    ks = sorted(set(ks if ks is not None else (1, min(10, n_items))))
+    if min(ks) < 1 or max(ks) > n_items:
+        raise InputError(f"k must be from 1 to the number of items, {n_items:,}; got {list(ks)}.")
+    scorer, output = open_scorer(scorer), Path(output)
     encoder = open_encoder(encoder or _ENCODER) if "dense" in stages_of else None
-    output = Path(output)
-    given = {"anchors": anchors, "queries": queries, "items": items}
-    sizes = choose_sizes(collection, folder, output / "sizes.json", scorer=uncached(scorer), minutes=minutes, **given)
-    n_all = len(collection.items)
-    collection = sample(collection, sizes.items, n_test=sizes.queries, seed=seed)
-    n_anchors = sizes.anchors if any("anchors" in METHODS[name].needs for name in methods) else 0
-    queries_of = split(collection, n_anchors=n_anchors, n_test=sizes.queries, seed=seed)
-    ks = sorted(set(ks if ks is not None else (1, min(10, len(collection.items)))))
-    if min(ks) < 1 or max(ks) > len(collection.items):
-        raise InputError(f"k must be from 1 to the number of items, {len(collection.items):,}; got {list(ks)}.")
-    scores = output / "scores" / f"{collection.name}-{digest_of(collection.items)}-{_card_digest(scorer)}"
+    scores = output / "scores" / f"{name}-{digest_of(material.items)}-{_card_digest(scorer)}"
     if on_start is not None:
-        notes = _notes(collection, queries_of.test, budgets, n_all)
-        on_start(_start(collection, queries_of, scorer, scores, notes))
-    output.mkdir(parents=True, exist_ok=True)
-    # An interrupted evaluation goes on with the same queries.
-    (output / "sizes.json").write_text(json.dumps(asdict(sizes)) + "\n", encoding="utf-8")
-    exact = _scored(collection, queries_of.test, scorer=scorer, path=scores, progress=progress)
-    known = _scored(collection, queries_of.anchors, scorer=scorer, path=scores, progress=progress)
-    look_up = MatrixScorer(queries=queries_of.test, items=collection.items, scores=exact)
-    stages = kept_first_stages(collection.items, stages_of, encoder=encoder, folder=output / "first", progress=progress)
-    table = AnchorTable(ItemList(collection.items), tuple(queries_of.anchors), np.ascontiguousarray(known.T))
-    index = AnchorIndex(table, scorer=look_up, first=stages)
-    made = {"items": len(collection.items), "scorer": str(replace(scorer.card, source=None))}
+        every = [*test, *anchor_queries]
+        parts = [scores / digest_of(part) for part in (test, anchor_queries) if part]
+        cost = None if all(map(is_finished, parts)) else _cost(material, every, scorer=uncached(scorer))
+        notes = tuple(_notes(material, budgets, is_pseudo=is_pseudo))
+        on_start(Start(name, scorer, n_items, len(test), len(anchor_queries), cost, notes))
+    exact = _scored(material, test, scorer=scorer, path=scores, progress=progress)
+    known = _scored(material, anchor_queries, scorer=scorer, path=scores, progress=progress)
+    kept = kept_first_stages(material.items, stages_of, encoder=encoder, folder=output / "first", progress=progress)
+    table = AnchorTable(material.items, tuple(anchor_queries), np.ascontiguousarray(known.T))
+    index = AnchorIndex(table, first=kept)
+    searches = Searches(
+        table,
+        test,
+        k=max(*ks, _JUDGED_DEPTH if material.qrels else 1),
+        stages={name: index.first_stage(name) for name in first if name != "random"},
+        scorer=KnownScores(test, material.items, exact.T),
+        least=lambda k: kth_best(exact, k),
+        qrels=material.qrels,
+        seed=seed,
+    )
     runs, files, failed = [], [], []
-    for settings in _combinations(methods, budgets, first, len(collection.items)):
-        name = re.sub(r"[^\w.-]+", "_", "-".join(map(str, settings.values())))
-        file = output / "runs" / collection.name / f"{name}.json"
+    for settings in _combinations(methods, budgets, first, n_items):
+        said = re.sub(r"[^\w.-]+", "_", "-".join(map(str, settings.values())))
+        file = output / "runs" / name / f"{said}.json"
         try:
-            run = _run(
-                collection, queries_of, exact, index, settings, fuse=fuse, card=scorer.card, ks=ks, seed=seed, made=made
-            )
+            weight = 0.0
+            if settings["method"] not in _IN_ONE_ORDER:
+                usual = index.snapshot.usual_fuse(scorer.card, first=settings["first"])
+                weight = usual if fuse is None else fuse
+            named, measures = _measured(searches, index, settings, fuse=weight, ks=ks)
+            made = {"items": n_items, "scorer": str(replace(scorer.card, source=None)), "adacur": version("adacur")}
+            made |= {"pseudo_anchors": is_pseudo} if "anchors" in named else {}
+            made["at"] = datetime.now(UTC).isoformat(timespec="seconds")
+            ids = tuple(query.id for query in test)
+            run = Run(name, settings["method"], named | {"seed": seed}, query_ids=ids, measures=measures, made=made)
             run.save(file)
             runs.append(run)
             files.append(file)
@@ -166,54 +176,40 @@ def evaluate(
     return Evaluation(tuple(runs), tuple(files), tuple(failed))
 
 
-def _run(
-    collection: JudgedCollection,
-    queries_of: Split,
-    exact: FloatArray,
-    index: AnchorIndex,
-    settings: Mapping[str, Any],
-    *,
-    fuse: float | None,
-    card: ScorerCard,
-    ks: Sequence[int],
-    seed: int,
-    made: Mapping[str, Any],
-) -> Run:
-    """Search for the test queries with these settings, looking scores up, and measure."""
-    method, test = settings["method"], queries_of.test
-    judged = {query.id: collection.qrels[query.id] for query in test if collection.qrels.get(query.id)}
-    fused = 0.0
-    if method not in _IN_ONE_ORDER:
-        fused = index.snapshot.usual_fuse(card, first=settings["first"]) if fuse is None else fuse
-    depth = min(max(*ks, _JUDGED_DEPTH if judged else 1), settings.get("budget") or len(collection.items))
-    seeded = method_named(method, **({"seed": seed} if "seed" in options_of(method) else {}))
-    options: SearchOptions = {"budget": settings.get("budget") or None, "first": settings.get("first")}
-    options |= {"method": seeded, "fuse": 0.0}
-    hits = index.search(test, depth, **options)
-    paid = len(queries_of.anchors) if "anchors" in METHODS[method].needs else 0
-    found = [exact_scores(one, index.scorer) for one in hits]
-    measures = {f"recall@{k}": top_k_recall(found, exact, k=k) for k in ks}
-    if judged and can_judge():
-        ordered = index.search(test, depth, **options | {"fuse": fused}) if fused else hits
-        measures |= judged_quality(ordered, judged, measures=[JUDGED])
-        own = judged_quality(hits, judged, measures=[JUDGED])[JUDGED] if fused else measures[JUDGED]
-        measures |= {} if method == ALONE else {OWN_ORDER: own}
+def _measured(
+    searches: Searches, index: AnchorIndex, settings: Mapping[str, Any], *, fuse: float, ks: Sequence[int]
+) -> tuple[dict[str, Any], dict[str, FloatArray]]:
+    """What these settings come to, and the measures of the test queries searched with them."""
+    way = Way(settings["method"], settings.get("first"), settings.get("budget", 0), fuse)
+    hits = searches.scored(way)
+    paid = len(index.anchor_queries) if "anchors" in METHODS[settings["method"]].needs else 0
+    measures = {f"recall@{k}": searches.recalls(way, k) for k in ks}
+    if searches.qrels and can_judge():
+        measures[JUDGED] = searches.quality(way)
+        measures |= {} if way.method == ALONE else {OWN_ORDER: searches.quality(way._replace(fuse=0.0))}
     measures["calls"] = np.array([float(one.trace.calls) for one in hits])
-    measures["index_calls"] = np.full(len(hits), float(paid * len(collection.items)))
+    measures["index_calls"] = np.full(len(hits), float(paid * len(index)))
     rounds = max(len(one.trace.rounds) for one in hits)
-    return Run(
-        collection=collection.name,
-        method=method,
-        settings={**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "fuse": fused, "seed": seed},
-        query_ids=tuple(query.id for query in test),
-        measures=measures,
-        made={
-            "adacur": version("adacur"),
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            **made,
-            **({"pseudo_anchors": queries_of.pseudo} if paid else {}),
-        },
-    )
+    return {**settings, "rounds": rounds, **({"anchors": paid} if paid else {}), "fuse": fuse}, measures
+
+
+def _split(
+    material: Material, n_test: int, n_anchors: int, *, seed: int
+) -> tuple[Sequence[Query], Sequence[Query], bool]:
+    """Test and anchor queries, and whether these were cut from the items; no text is in both."""
+    test = material.queries[: min(n_test, len(material.qrels) or n_test)]
+    left = material.queries[len(test) :][:n_anchors]
+    if len(left) == n_anchors:
+        return test, left, False
+    taken = {plain_text(query.text) for query in test}
+    try:
+        pseudo = pseudo_queries(list(material.items), n_anchors, seed=seed)
+    except InputError:
+        if not left:
+            raise
+        return test, left, False
+    # An anchor query with the text of a test query would give the answer away.
+    return test, [query for query in pseudo if plain_text(query.text) not in taken], True
 
 
 def _with_joined(first: Sequence[str]) -> list[str]:
@@ -236,53 +232,45 @@ def _combinations(
         yield {"method": "exact"}
 
 
-def _start(
-    collection: JudgedCollection, queries_of: Split, scorer: Scorer, scores: Path, notes: Iterable[str]
-) -> Start:
-    every = [*queries_of.test, *queries_of.anchors]
-    parts = (queries_of.test, queries_of.anchors)
-    scored = all(is_finished(scores / digest_of(queries)) for queries in parts if queries)
-    return Start(
-        collection=collection.name,
-        scorer=scorer,
-        n_items=len(collection.items),
-        n_test=len(queries_of.test),
-        n_anchors=len(queries_of.anchors),
-        pseudo_anchors=queries_of.pseudo,
-        cost=None if scored else scoring_cost(collection, every, scorer=uncached(scorer), n_queries=len(every)),
-        notes=tuple(notes),
-    )
-
-
-def _notes(collection: JudgedCollection, test: Sequence[Query], budgets: Sequence[int], n_all: int) -> Iterator[str]:
-    n_items = len(collection.items)
-    if n_items < n_all:
+def _notes(material: Material, budgets: Sequence[int], *, is_pseudo: bool) -> Iterator[str]:
+    n_items = len(material.items)
+    yield from material.notes
+    if is_pseudo:
+        yield "The anchor queries are pseudo-queries, cut from the items. Real queries usually give higher recall."
+    if n_items < material.n_items:
         yield (
-            f"This is a sample of {n_items:,} of the {n_all:,} items, which is easier to search: "
+            f"This is a sample of {n_items:,} of the {material.n_items:,} items, which is easier to search: "
             "expect lower numbers, and larger differences between methods, on the whole collection."
         )
-    if not any(collection.qrels.get(query.id) for query in test):
+    if not material.qrels:
         yield f"No test query is judged (qrels/test.tsv), so {JUDGED} is left out."
-    elif not can_judge():
-        yield f"ir_measures is not installed, so {JUDGED} is left out. To have it: {install_command('evaluation')}"
-    if missing := missing_items(collection):
-        yield f"{len(missing):,} judged items cannot be found (e.g. {missing[0]!r}): not in the corpus, or no text."
     if max(budgets) > n_items:
         yield f"Budgets above the {n_items:,} items are taken as {n_items:,}."
 
 
-def _scored(
-    collection: JudgedCollection, queries: Sequence[Query], *, scorer: Scorer, path: Path, progress: bool
-) -> FloatArray:
+def _cost(material: Material, queries: Sequence[Query], *, scorer: Scorer) -> Estimate:
+    """What it costs to score all items for these queries; takes seconds of scoring."""
+    items, size = list(material.items), len(material.items) * len(queries)
+    return estimate(
+        items[:_SAMPLE_ITEMS],
+        queries[:_SAMPLE_QUERIES],
+        scorer=scorer,
+        n_items=len(items),
+        n_anchors=len(queries),
+        most_calls=max(16, size // 100),
+    )
+
+
+def _scored(material: Material, queries: Sequence[Query], *, scorer: Scorer, path: Path, progress: bool) -> FloatArray:
     """Scores of shape (queries, items), from the folder that keeps them; other queries have another folder."""
     if not queries:
-        return np.empty((0, len(collection.items)), dtype=np.float32)
+        return np.empty((0, len(material.items)), dtype=np.float32)
     target = path / digest_of(queries)
     target.parent.mkdir(parents=True, exist_ok=True)
     was_finished = is_finished(target)
     try:
         with ScoringBar(progress and not was_finished) as show:
-            folder = build_scores(collection.items, queries, scorer=scorer, path=target, progress=show)
+            folder = build_scores(material.items, queries, scorer=scorer, path=target, progress=show)
         if was_finished:
             check_scorer(folder, scorer)
     except WrongScorer as error:
@@ -291,9 +279,10 @@ def _scored(
 
 
 def kept_first_stages(
-    items: Sequence[Item], names: Iterable[str], *, encoder: Any, folder: Path, progress: bool
+    items: Iterable[Item], names: Iterable[str], *, encoder: Any, folder: Path, progress: bool
 ) -> dict[str, FirstStage]:
     """The first stages by name; vectors are kept in the folder, since encoding takes long."""
+    items = list(items)
     stages: dict[str, FirstStage] = {
         name: first_stage_named(name).build(items) for name in names if name not in ("dense", "random")
     }

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import EmptyInput, InputError
-from adacur.first_stages import as_hits
 from adacur.first_stages.joined import SEPARATOR
-from adacur.model.acquire import best_positions
-from adacur.protocols import Scorer
-from adacur.records import Pair, Query
-from adacur.replay.held_out import check_anchors, check_exact, method_of, replay
-from adacur.replay.means import mean_of
-from adacur.replay.measures import judged_quality
-from adacur.replay.replayed_settings import best_stage, gains, stages_of
+from adacur.records import Query
+from adacur.replay.chosen_settings import best_stage, stages_of
+from adacur.replay.held_out import check_anchors, check_exact
+from adacur.replay.means import gains, mean_of, unseen
+from adacur.replay.measures import Qrels
+from adacur.replay.searches import Searches, Way
 from adacur.results import Hits
-from adacur.scores import score_pairs
-from adacur.search import AnchorIndex, Rerank
-from adacur.search.finish import LISTED, fused, listed_by
-from adacur.search.methods import Method
-from adacur.search.planning import SearchOptions
+from adacur.scorers import Cached
+from adacur.search import AnchorIndex
 from adacur.search.tuned import GaussianSettings, Judged, default_settings
 from adacur.seeds import item_keys, stream_key, uniform
+from adacur.store import Drift
 
 FEWEST_JUDGED = 20
-Qrels = Mapping[str, Mapping[str, int]]
-_MEASURE = "nDCG"
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
-# In budgets: a pool of one is re-ranking.
-_POOLS = (1, 2, 5)
+# In budgets; a pool of one is re-ranking.
+_POOLS = (2, 5)
 # Of the largest budget.
 _SHARES = (0.25, 0.5)
 # A gain that is sure but smaller than this is not worth a setting.
@@ -111,191 +104,115 @@ class JudgedQueries:
         return per_query * sum(query.text not in self.known for query in self.queries)
 
 
-class Choice(NamedTuple):
-    """How to search."""
-
-    first: str
-    budget: int
-    fuse: float = 0.0
-    pool: int | None = None
-
-
 class JudgedSearches:
-    """Searches for judged queries, each made once, and the quality of every order that what they scored can have.
+    """The choice by judgements among searches for judged queries with at most `largest` calls.
 
-    Anchor queries are replayed; for others the scorer is called, once for each pair.
+    A way with a method "rerank" is a pool of as many as its calls.
     """
 
-    def __init__(self, index: AnchorIndex, judged: JudgedQueries, *, k: int, budget: int, seed: int) -> None:
-        self.judged = judged
-        self.stages = {name: stage for name, stage in stages_of(index).items() if name and stage}
-        self.largest = budget
-        self.measure = f"{_MEASURE}@{k}"
-        self.usual_fuse = {name: index.snapshot.usual_fuse(index.card, first=name) for name in self.stages}
-        self._k = k
-        self._seed = seed
-        self._remembered: _Remembered | None = None
-        self._index = index.with_scorer(self._remember)
-        self._model = index.snapshot.gaussian_model()
-        self._hits: dict[tuple[str, int, GaussianSettings | None], list[Hits]] = {}
-        self._qualities: dict[tuple[Choice, GaussianSettings | None], FloatArray] = {}
-        deepest = min(len(index), max(LISTED, k, max(_POOLS) * budget))
-        self._first = {name: stage.search(judged.queries, deepest) for name, stage in self.stages.items()}
+    def __init__(self, index: AnchorIndex, judged: JudgedQueries, *, k: int, largest: int, seed: int) -> None:
+        self._index = index
+        self._paid: Cached | None = None
+        self._usual = default_settings(k)
+        self._largest = largest
+        self._usual_fuse = {name: index.snapshot.usual_fuse(index.card, first=str(name)) for name in stages_of(index)}
+        self._searches = Searches(
+            index.anchors,
+            judged.queries,
+            k=k,
+            stages=stages_of(index),
+            scorer=self._opened,
+            model=index.snapshot.gaussian_model(),
+            slopes=index.snapshot.rank_slopes,
+            qrels=judged.qrels,
+            measure=f"nDCG@{k}",
+            seed=seed,
+        )
+        self._budgets = sorted({*(max(k, round(share * largest)) for share in _SHARES), largest})
 
-    @property
-    def calls(self) -> int:
-        """Pairs that were paid for."""
-        return self._remembered.calls if self._remembered else 0
+    def choose(self) -> Way:
+        """The first stage, budget, weight and pool whose quality is best, each only for a gain that can be seen.
 
-    def budgets(self, first: str) -> list[int]:
-        """The budgets that were searched with from this first stage, smallest first."""
-        return sorted({budget for name, budget, settings in self._hits if name == first and settings is not None})
+        The budget is the smallest that loses no more than the noise against the largest.
+        """
+        every = np.ones(len(self._searches.queries), dtype=np.bool_)
+        start = self._started(every)
+        for budget in self._budgets:
+            self._searches.quality(start._replace(budget=budget))
+        # A pool of one budget is tried, which is re-ranking.
+        self._searches.quality(self._chosen(every)._replace(method="rerank", pool=None))
+        return self._chosen(every)
 
-    def has_reranked(self, first: str, budget: int) -> bool:
-        """Whether this much of a first stage was re-ranked."""
-        return (first, budget, None) in self._hits
+    def hits(self, chosen: Way, settings: GaussianSettings) -> list[Hits]:
+        """The hits of each query by this choice."""
+        return self._searches.hits(_with(chosen, settings))
 
-    def quality(self, choice: Choice, settings: GaussianSettings | None) -> FloatArray:
-        """Of each query; without settings, by re-ranking."""
-        if choice.pool == choice.budget:
-            choice, settings = choice._replace(pool=None), None
-        if (choice, settings) not in self._qualities:
-            self._qualities[choice, settings] = self._judge(self.answers(choice, settings))
-        return self._qualities[choice, settings]
+    def measured(self, chosen: Way, settings: GaussianSettings) -> Judged:
+        """What to expect of a choice, searched with these settings: each half as the other half would choose."""
+        searches, n_queries = self._searches, len(self._searches.queries)
 
-    def answers(self, choice: Choice, settings: GaussianSettings | None) -> list[Hits]:
-        """The hits of each query, as a search with these choices orders what it scored."""
-        first, budget, fuse, pool = choice
-        every = np.ones(len(self._index), dtype=np.bool_)
-        answers = []
-        for hits, ranking in zip(self._searched(first, budget, settings), self._first[first], strict=True):
-            positions = np.concatenate([round_.positions for round_ in hits.trace.rounds])
-            exact = np.concatenate([round_.exact for round_ in hits.trace.rounds])
-            listed, scores = listed_by(ranking, allowed=every)
-            values = exact
-            if fuse:
-                values = fused(exact, positions, weight=fuse, listed=listed, listed_scores=scores)
-            if pool is not None:
-                values = np.where(np.isin(positions, listed[:pool]), values, -np.inf)
-            answers.append(self._best(hits, positions, exact, values))
-        return answers
+        def as_chosen(among: BoolArray) -> FloatArray:
+            other = self._chosen(among)
+            is_same = (other.first, other.budget) == (chosen.first, chosen.budget)
+            return searches.quality(_with(other, settings) if is_same else other)
 
-    def alone(self, first: str) -> FloatArray:
-        """Of each query, by the first stage's own order."""
-        return self._judge(as_hits(self.judged.queries, self._first[first], self._index.items.ids))
+        values = unseen(n_queries, as_chosen)
+        first = next(iter(searches.stages))
+        plain = searches.quality(Way(self._usual, first, self._largest, self._usual_fuse[first]))
+        # No choice was made by what calls are measured against.
+        joined = max(map(str, searches.stages), key=lambda name: name.count(SEPARATOR))
+        alone = searches.quality(Way("first", joined))
+        reranked = searches.quality(chosen._replace(method="rerank", pool=None))
+        return Judged(
+            measure=searches.measure,
+            n_queries=n_queries,
+            largest=self._largest,
+            fuse=chosen.fuse,
+            pool=chosen.budget if chosen.method == "rerank" else chosen.pool,
+            chosen=mean_of(values),
+            plain=mean_of(plain),
+            gain=mean_of(values - plain),
+            rerank=mean_of(reranked),
+            alone=mean_of(alone),
+            calls=self._paid.misses if self._paid else 0,
+            worth=mean_of(values - alone),
+            alone_first=joined,
+        )
 
-    def _judge(self, answers: Sequence[Hits]) -> FloatArray:
-        return judged_quality(answers, self.judged.qrels, measures=[self.measure])[self.measure]
+    def _opened(self) -> tuple[Cached, Drift | None]:
+        # Searches for one query ask for much the same items: each is paid for once.
+        self._paid = Cached(self._index.scorer)
+        return self._paid, self._index.drift
 
-    def _best(self, hits: Hits, positions: IntArray, exact: FloatArray, values: FloatArray) -> Hits:
-        order = best_positions(values, len(hits), keys=self._index.items.keys[positions])
-        ids = tuple(item.id for item in self._index.items.at(positions[order].tolist()))
-        return Hits(query=hits.query, ids=ids, scores=exact[order], fused=values[order], trace=hits.trace)
+    def _started(self, among: BoolArray) -> Way:
+        """The first stage and its weight, with the largest budget."""
+        best: dict[str | None, tuple[Way, FloatArray]] = {}
+        for first, usual in self._usual_fuse.items():
+            ways = {fuse: Way(self._usual, first, self._largest, fuse) for fuse in (usual, *WEIGHTS)}
+            values = {fuse: self._searches.quality(way)[among] for fuse, way in ways.items()}
+            fuse = max(WEIGHTS, key=lambda fuse: float(values[fuse].mean()))
+            fuse = fuse if is_gain(values[fuse] - values[usual]) else usual
+            best[first] = ways[fuse], values[fuse]
+        return best[best_stage({first: values for first, (_, values) in best.items()})][0]
 
-    def _searched(self, first: str, budget: int, settings: GaussianSettings | None) -> list[Hits]:
-        key = first, budget, settings
-        if key not in self._hits:
-            queries, stage = self.judged.queries, self.stages[first]
-            method: Method = Rerank(seed=self._seed)
-            if settings is not None:
-                method = method_of(
-                    settings,
-                    self._model,
-                    n_anchors=len(self._index.anchor_queries),
-                    slopes=self._index.snapshot.rank_slopes(self.stages[first]),
-                    seed=self._seed,
-                )
-            anchors = {query.text: query for query in self._index.anchor_queries if query.text in self.judged.known}
-            known = list({query.text: anchors[query.text] for query in queries if query.text in anchors}.values())
-            new = list({query.text: query for query in queries if query.text not in anchors}.values())
-            options: SearchOptions = {"budget": budget, "method": method, "first": stage, "fuse": 0.0}
-            found = replay(self._index, known, self._k, **options) if known else []
-            found += self._index.search(new, self._k, **options) if new else []
-            by_text = {hits.query.text: hits for hits in found}
-            self._hits[key] = [replace(by_text[query.text], query=query) for query in queries]
-        return self._hits[key]
+    def _chosen(self, among: BoolArray) -> Way:
+        """The choice by some of the queries, among what has been searched."""
 
-    def _remember(self, scorer: Scorer) -> Scorer:
-        self._remembered = _Remembered(scorer)
-        return self._remembered
+        def quality(way: Way) -> FloatArray:
+            return self._searches.quality(way)[among]
 
-
-def choose(searches: JudgedSearches, *, k: int) -> Choice:
-    """The first stage, budget, weight and pool whose judged quality is best, each only for a gain that can be seen.
-
-    The budget is the smallest that loses no more than the noise against the largest.
-    """
-    n_queries = len(searches.judged.queries)
-    every = np.ones(n_queries, dtype=np.bool_)
-    first, fuse = _started(searches, every, k=k)
-    for budget in _smaller_budgets(k, searches.largest):
-        searches.quality(Choice(first, budget, fuse), default_settings(k))
-    # A pool of one budget is tried, which is re-ranking.
-    searches.quality(_chosen(searches, every, k=k)._replace(pool=None), None)
-    return _chosen(searches, every, k=k)
+        start = self._started(among)
+        ways = [start._replace(budget=budget) for budget in self._budgets]
+        chosen = next(way for way in ways if self._searches.has(way) and loses_nothing(quality(way) - quality(start)))
+        pools = [chosen._replace(pool=n * chosen.budget) for n in _POOLS]
+        if self._searches.has(reranked := chosen._replace(method="rerank")):
+            pools = [reranked, *pools]
+        best = max(pools, key=lambda one: float(quality(one).mean()))
+        return best if is_gain(quality(best) - quality(chosen)) else chosen
 
 
-def measured(searches: JudgedSearches, chosen: Choice, settings: GaussianSettings, *, k: int) -> Judged:
-    """What to expect of a choice, searched with these settings: each half of the queries as the other would choose."""
-    halves = [np.arange(len(searches.judged.queries)) % 2 == half for half in (0, 1)]
-    usual, unseen = default_settings(k), np.empty(len(searches.judged.queries))
-    for half in halves:
-        other = _chosen(searches, ~half, k=k)
-        same_search = (other.first, other.budget) == (chosen.first, chosen.budget)
-        unseen[half] = searches.quality(other, settings if same_search else usual)[half]
-    first = next(iter(searches.stages))
-    plain = searches.quality(Choice(first, searches.largest, searches.usual_fuse[first]), usual)
-    # No choice was made by what calls are measured against.
-    joined = max(searches.stages, key=lambda name: name.count(SEPARATOR))
-    alone = searches.alone(joined)
-    return Judged(
-        measure=searches.measure,
-        n_queries=len(unseen),
-        largest=searches.largest,
-        fuse=chosen.fuse,
-        pool=chosen.pool,
-        chosen=mean_of(unseen),
-        plain=mean_of(plain),
-        gain=mean_of(unseen - plain),
-        rerank=mean_of(searches.quality(chosen._replace(pool=None), None)),
-        alone=mean_of(alone),
-        calls=searches.calls,
-        worth=mean_of(unseen - alone),
-        alone_first=joined,
-    )
-
-
-def _started(searches: JudgedSearches, among: BoolArray, *, k: int) -> tuple[str, float]:
-    """The first stage and its weight, with the largest budget."""
-
-    def quality(first: str, fuse: float) -> FloatArray:
-        return searches.quality(Choice(first, searches.largest, fuse), default_settings(k))[among]
-
-    weights: dict[str, float] = {}
-    for first in searches.stages:
-        best = max(WEIGHTS, key=lambda fuse: float(quality(first, fuse).mean()))
-        usual = searches.usual_fuse[first]
-        weights[first] = best if is_gain(quality(first, best) - quality(first, usual)) else usual
-    chosen = best_stage({name: quality(name, fuse) for name, fuse in weights.items()})
-    assert chosen is not None
-    return chosen, weights[chosen]
-
-
-def _chosen(searches: JudgedSearches, among: BoolArray, *, k: int) -> Choice:
-    """The choice by some of the queries, among what has been searched."""
-
-    def quality(choice: Choice) -> FloatArray:
-        return searches.quality(choice, default_settings(k))[among]
-
-    first, fuse = _started(searches, among, k=k)
-    largest = quality(Choice(first, searches.largest, fuse))
-    enough = [
-        budget for budget in searches.budgets(first) if loses_nothing(quality(Choice(first, budget, fuse)) - largest)
-    ]
-    chosen = Choice(first, enough[0], fuse)
-    pools = [n * chosen.budget for n in _POOLS if n > 1 or searches.has_reranked(first, chosen.budget)]
-    best = max((chosen._replace(pool=pool) for pool in pools), key=lambda one: float(quality(one).mean()))
-    return best if is_gain(quality(best) - quality(chosen)) else chosen
+def _with(way: Way, settings: GaussianSettings) -> Way:
+    return way if way.method == "rerank" else way._replace(method=settings)
 
 
 def _smaller_budgets(k: int, largest: int) -> list[int]:
@@ -311,21 +228,3 @@ def loses_nothing(differences: FloatArray) -> bool:
     """Whether fewer calls lose no more judged quality than the noise."""
     noise = float(differences.std(ddof=1)) / len(differences) ** 0.5
     return bool(differences.mean() >= -min(_MOST_LOST, max(noise, _LEAST_GAIN)))
-
-
-class _Remembered:
-    """A scorer that is called for each pair once: searches for one query ask for much the same items."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self.card = scorer.card
-        self.calls = 0
-        self._scorer = scorer
-        self._scores: dict[tuple[str, str], float] = {}
-
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order."""
-        keys = [(query.text, item.id) for query, item in pairs]
-        if new := {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self._scores}:
-            self._scores |= zip(new, score_pairs(self._scorer, list(new.values())).tolist(), strict=True)
-            self.calls += len(new)
-        return np.array([self._scores[key] for key in keys])

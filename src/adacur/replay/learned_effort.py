@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adacur.arrays import BoolArray, FloatArray
-from adacur.results import Round
+from adacur.arrays import FloatArray
+from adacur.replay.means import cross_fit
+from adacur.results import Hits, Round
 from adacur.search.effort import EffortPoint, EffortRule, entered, signs
 
 # The losses at which searches may stop: what a search stops at is chosen among these.
@@ -28,8 +29,15 @@ class Course(NamedTuple):
     recalls: FloatArray
 
 
-def course_of(rounds: Sequence[Round], *, k: int, budget: int, threshold: float) -> Course:
-    """The course of a search, given the exact score that the true top k have at least."""
+def courses_of(replayed: Sequence[Hits], *, k: int, budget: int, least: FloatArray) -> list[Course]:
+    """The courses of searches, given the scores that the true top k of each have at least."""
+    return [
+        _course(hits.trace.rounds, k=k, budget=budget, threshold=threshold)
+        for hits, threshold in zip(replayed, least.tolist(), strict=True)
+    ]
+
+
+def _course(rounds: Sequence[Round], *, k: int, budget: int, threshold: float) -> Course:
     exact = [round_.exact for round_ in rounds]
     calls = np.cumsum([len(scores) for scores in exact])
     found = np.cumsum([np.count_nonzero(scores >= threshold) for scores in exact])
@@ -49,12 +57,8 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
     """
     if not all(any(len(course.calls) > 1 for course in courses[half::2]) for half in (0, 1)):
         return None
-    one_half = np.arange(len(courses)) % 2 == 0
-    weights = [_fitted(_some(courses, ~half)) for half in (one_half, ~one_half)]
-    losses = [
-        _losses(course, weights[0] if is_one else weights[1])
-        for course, is_one in zip(courses, one_half.tolist(), strict=True)
-    ]
+    weights = cross_fit(len(courses), lambda half: _fitted([courses[at] for at in np.flatnonzero(half).tolist()]))
+    losses = [_losses(course, own) for course, own in zip(courses, weights, strict=True)]
     curve = []
     for most in _LOSSES:
         ends = [_end(expected, most) for expected in losses]
@@ -64,10 +68,6 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
         recall = float(recalls.mean())
         curve.append(EffortPoint(float(most), float(calls), recall, recall - error))
     return EffortRule(tuple(_fitted(courses).tolist()), _rising(curve), float(whole.mean()))
-
-
-def _some(courses: Sequence[Course], which: BoolArray) -> list[Course]:
-    return [course for course, is_in in zip(courses, which.tolist(), strict=True) if is_in]
 
 
 def _losses(course: Course, weights: FloatArray) -> FloatArray:

@@ -1,9 +1,10 @@
-"""The items, queries and judgements of a folder; of large ones a sample, the same each time."""
+"""The items, queries and judgements of a folder, which `try` and `evaluate` read; of large ones a sample."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,15 +14,13 @@ from adacur.data import ItemFile, JudgedCollection, pseudo_queries, read_qrels, 
 from adacur.data.files import FORMATS
 from adacur.errors import FileFormatError, InputError
 from adacur.records import Item, ItemList, Query
-from adacur.replay.judged_collection import missing_items, plain_text
-from adacur.replay.measures import telling_queries
+from adacur.replay.measures import Qrels, can_judge, telling_queries
+from adacur.requirements import install_command
 from adacur.seeds import item_keys, stream_key, uniform
 
 MOST_QUERIES, MOST_PSEUDO = 200, 100
 # The most items held in memory; of more, a random sample is.
 _HELD_ITEMS = 50_000
-# With fewer items, a search may as well score all of them.
-_FEWEST_ITEMS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Material:
     n_items: int
     items: ItemList
     queries: tuple[Query, ...]
-    qrels: Mapping[str, Mapping[str, int]]
+    qrels: Qrels
     n_judged: int
     notes: tuple[str, ...]
     id_field: str | None = None
@@ -75,18 +74,13 @@ def read_material(
     wanted = {id_ for query in candidates for id_ in qrels.get(query.id, ())}
     fields = None if text_fields is None else tuple(text_fields)
     items, n_items = _held(ItemFile(source, id_field=id_field, text_fields=fields), wanted, seed=seed)
-    if n_items < _FEWEST_ITEMS:
-        raise InputError(
-            f"A trial needs at least {_FEWEST_ITEMS} items; {source} has {n_items}. Score each of them instead (adacur "
-            "build … -n 0, then adacur search … --method exact)."
-        )
     notes = []
     if not candidates:
         notes.append("There are no queries, so sentences and titles of the items stand in: real ones may differ.")
         candidates = _pseudo(items, min(most, MOST_PSEUDO), seed=seed)
     grades = {query.id: qrels[query.id] for query in candidates if query.id in qrels}
-    # Checks that ids are unique and that judgements are of these queries.
-    collection = JudgedCollection(folder.resolve().name, items, asked or candidates, qrels)
+    # Refuses repeated ids, and judgements of other queries.
+    name = JudgedCollection(folder.resolve().name, items, asked or candidates, qrels).name
     held = ItemList(items)
     usable = telling_queries(candidates, held, grades)
     if grades and not usable:
@@ -94,12 +88,18 @@ def read_material(
             f"None of the {len(wanted):,} judged items of {len(grades)} queries is in {source} (e.g. "
             f"{min(wanted)!r}; its items have ids such as {held.ids[0]!r}). Check the ids of the judgements."
         )
-    if lost := len(missing_items(replace(collection, queries=candidates, qrels=grades))) if grades else 0:
+    known = set(held.ids)
+    if lost := sum(id_ not in known for id_ in wanted) if grades else 0:
         notes.append(f"{lost:,} of {len(wanted):,} judged items are not in {source.name}, or have no text.")
+    if grades and not can_judge():
+        notes.append(
+            "The judgements are left out: ir_measures is not installed. Install it, and run this again (what is scored "
+            f"now is kept): {install_command('evaluation')}"
+        )
     judged_first = [query for query in candidates if query in usable]
     others = [query for query in candidates if query.id not in grades]
     return Material(
-        name=collection.name,
+        name=name,
         source=folder if queries_file and source.name.startswith("corpus.jsonl") else source,
         queries_file=queries_file,
         n_items=n_items,
@@ -168,3 +168,17 @@ def _pseudo(items: list[Item], n: int, *, seed: int) -> list[Query]:
         except InputError:
             if (n := n // 2) < 1:
                 raise
+
+
+def plain_text(text: str) -> str:
+    """A text without what does not tell questions apart: upper case and spacing."""
+    return " ".join(text.casefold().split())
+
+
+def digest_of(records: Iterable[Query | Item]) -> str:
+    """The number of records, and a hash of their ids and texts."""
+    digest, n = hashlib.blake2b(digest_size=6), 0
+    for record in records:
+        n += 1
+        digest.update(f"{record.id}\0{record.text}\0".encode(errors="surrogatepass"))
+    return f"{n}-{digest.hexdigest()}"

@@ -1,17 +1,24 @@
-"""How certain means over queries, and differences between two methods, are, given the queries."""
+"""How certain means over queries and their differences are, and a choice on queries that it has not seen."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
-from adacur.arrays import FloatArray
+from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import EmptyInput, InputError
 from adacur.search.tuned import Mean
+
+_Made = TypeVar("_Made")
 
 # A smaller gain of nDCG@10 is not worth calls.
 MATTERS = 0.01
 # Fewer queries cannot tell a usual difference from none.
 FEWEST_QUERIES = 20
+# A change must gain more than this many standard errors of the gain.
+_STANDARD_ERRORS = 1.0
 
 
 def mean_of(values: FloatArray, *, level: float = 0.95, samples: int = 2000) -> Mean:
@@ -42,3 +49,20 @@ def bootstrap_interval(
     means = present[generator.integers(len(present), size=(samples, len(present)))].mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def cross_fit(n: int, make: Callable[[BoolArray], _Made]) -> list[_Made]:
+    """For each of n queries, what is made of those of the other half: nothing of it is due to that query."""
+    is_even = np.arange(n) % 2 == 0
+    by_odd, by_even = make(~is_even), make(is_even)
+    return [by_odd if one else by_even for one in is_even.tolist()]
+
+
+def unseen(n: int, values: Callable[[BoolArray], FloatArray]) -> FloatArray:
+    """The value of each of n queries, where those of the other half choose what is valued."""
+    return np.array([of_query[at] for at, of_query in enumerate(cross_fit(n, values))])
+
+
+def gains(differences: FloatArray) -> bool:
+    """Whether a mean difference, query by query, is a gain of more than its standard error."""
+    return bool(differences.mean() > _STANDARD_ERRORS * differences.std(ddof=1) / np.sqrt(len(differences)))

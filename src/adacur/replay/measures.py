@@ -18,6 +18,9 @@ from adacur.results import Hits
 from adacur.scores import score_pairs
 from adacur.search.methods import FirstOnly
 
+# Grades by query id and item id.
+Qrels = Mapping[str, Mapping[str, int]]
+
 
 def top_k_recall(found: Sequence[Hits], exact: FloatArray, *, k: int) -> FloatArray:
     """Recall per query, given the exact scores of all items (queries × items).
@@ -30,10 +33,12 @@ def top_k_recall(found: Sequence[Hits], exact: FloatArray, *, k: int) -> FloatAr
         raise InputError("Recall is told by exact scores, and hits of method 'first' have none. Use exact_scores.")
     exact = check_score_matrix(exact, n_queries=len(found))
     k = min(k, exact.shape[1])
-    right = [
-        np.count_nonzero(np.asarray(hits.scores[:k]) >= threshold)
-        for hits, threshold in zip(found, kth_best(exact, k), strict=True)
-    ]
+    return recall_above(found, kth_best(exact, k), k=k)
+
+
+def recall_above(found: Sequence[Hits], least: FloatArray, *, k: int) -> FloatArray:
+    """Recall per query, given the score that the true best k of each have at least."""
+    right = [np.count_nonzero(hits.scores[:k] >= threshold) for hits, threshold in zip(found, least, strict=True)]
     return np.array(right, dtype=np.float64) / k
 
 
@@ -79,7 +84,7 @@ def can_judge() -> bool:
 
 
 def judged_quality(
-    found: Sequence[Hits], qrels: Mapping[str, Mapping[str, int]], *, measures: Sequence[str] = ("nDCG@10",)
+    found: Sequence[Hits], qrels: Qrels, *, measures: Sequence[str] = ("nDCG@10",)
 ) -> dict[str, FloatArray]:
     """Measures of ir_measures ("nDCG@10", "R@100", "RR@10", "AP") per query, in the order of the hits.
 
@@ -112,9 +117,7 @@ def judged_quality(
     }
 
 
-def telling_queries(
-    queries: Sequence[Query], items: ItemList, qrels: Mapping[str, Mapping[str, int]]
-) -> dict[Query, IntArray]:
+def telling_queries(queries: Sequence[Query], items: ItemList, qrels: Qrels) -> dict[Query, IntArray]:
     """The queries with relevant and other items, and the positions of the relevant ones."""
     known = {id_: position for position, id_ in enumerate(items.ids)}
     usable = {}

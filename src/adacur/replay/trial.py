@@ -9,18 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adacur.data.cache_folder import cache_folder
+from adacur.data import cache_folder
 from adacur.errors import FetchError, InputError, MissingExtra
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.protocols import Scorer, ScorerCard
 from adacur.replay.advice import Advice, Answer, commands, table
 from adacur.replay.evaluating import kept_first_stages, uncached
-from adacur.replay.judged_collection import digest_of
-from adacur.replay.material import read_material
-from adacur.replay.measures import can_judge
+from adacur.replay.material import digest_of, read_material
 from adacur.replay.measuring import Measured, measure
 from adacur.replay.trial_sizes import TrialSizes, plan_trial
-from adacur.requirements import install_command
 from adacur.scorers import Cached
 from adacur.scorers.by_name import scorer as open_scorer
 
@@ -89,11 +86,6 @@ def try_collection(
         dual = open_encoder(encoder)
     except (FetchError, MissingExtra) as error:
         notes.append(f"Without the dense first stage: {error}")
-    if material.qrels and not can_judge():
-        notes.append(
-            "The judgements are left out: ir_measures is not installed. Install it, and run this again (what is scored "
-            f"now is kept): {install_command('evaluation')}"
-        )
     material = replace(material, notes=tuple(notes))
     limits: dict[str, Any] = {"minutes": minutes, "items": items, "calls": calls, "seed": seed}
     plan, material = plan_trial(material, scorer=uncached(opened), encoder=dual, **limits)

@@ -17,6 +17,8 @@ from adacur.units import duration, duration_range, pace
 
 K, BUDGET = 10, 100
 _SHOWN = 10
+# With fewer items, a search may as well score all of them.
+_FEWEST_ITEMS = 30
 _SAMPLE = 512
 _TIMING = 0.02
 _MOST_TIMED = 3.0
@@ -103,6 +105,11 @@ def plan_trial(
     """The plan for this time and at most this many items and calls, and the part of the material that it uses."""
     if not 0 < minutes < float("inf"):
         raise InputError(f"minutes, the time that a trial may take, must be positive; got {minutes}.")
+    if material.n_items < _FEWEST_ITEMS:
+        raise InputError(
+            f"A trial needs at least {_FEWEST_ITEMS} items; {material.source} has {material.n_items}. Score each of "
+            "them instead (adacur build … -n 0, then adacur search … --method exact)."
+        )
     seconds, texts = 60 * minutes, list(material.items)
     timing = min(_MOST_TIMED, _TIMING * seconds)
     # A scorer that is paid for is timed on few pairs.

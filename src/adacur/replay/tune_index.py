@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +10,13 @@ from adacur.budget import Budget, check_k
 from adacur.data import read_qrels, read_queries
 from adacur.errors import InputError
 from adacur.records import Query, as_queries
-from adacur.replay.calibration import judged_relevance, store_relevance
+from adacur.replay.calibration import judged_relevance
+from adacur.replay.chosen_settings import choose_settings, replays
 from adacur.replay.held_out import check_anchors, check_exact, exact_anchors
-from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches, Qrels, choose, measured
-from adacur.replay.replayed_settings import FEWEST_QUERIES, Replays, choose_settings, replayable, stages_of, store
+from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches
+from adacur.replay.means import FEWEST_QUERIES
+from adacur.replay.measures import Qrels
+from adacur.replay.storing import store, store_relevance
 from adacur.search import AnchorIndex
 from adacur.search.tuned import Tuning
 
@@ -32,7 +35,6 @@ def tune(
     qrels: Qrels | str | Path | None = None,
     seed: int = 0,
     quick: bool = False,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Tuning:
     """Choose the first stage and the settings of searches for k items within a budget, and predict their recall.
 
@@ -56,8 +58,7 @@ def tune(
       With `qrels` also judged queries, or a file of them: of those that are no anchor queries the scorer is called;
       `judged_queries(…).most_calls(…)` says how often at most. Never report on queries that chose;
     - `qrels`: grades by query id and item id, or a file of them. Without `queries`, anchor queries are judged;
-    - `quick`: try only what matters most, once;
-    - `progress`: called after each replay with the number done and the most there may be.
+    - `quick`: try only what matters most, once.
     """
     check_anchors(index, "Tuning")
     check_k(k, Budget(budget).calls)
@@ -75,24 +76,17 @@ def tune(
         if most < FEWEST_QUERIES:
             raise InputError(f"queries must be at least {FEWEST_QUERIES}; got {most}.")
     relevance = None
-    held_out, model = replayable(index, queries=most, seed=seed)
+    searches = replays(index, k=k, queries=most, seed=seed)
     if qrels is None:
-        replays = Replays(held_out, stages_of(index), model, k=k, budget=budget, slopes=index.snapshot.rank_slopes)
-        tuning = choose_settings(replays, seed=seed, quick=quick, progress=progress)
+        tuning = choose_settings(searches, budget=budget, seed=seed, quick=quick)
     else:
-        largest = min(budget, len(index))
-        searches = JudgedSearches(
-            index, judged_queries(index, qrels, queries, seed=seed), k=k, budget=largest, seed=seed
-        )
-        chosen = choose(searches, k=k)
-        replays = Replays(
-            held_out, stages_of(index), model, k=k, budget=chosen.budget, slopes=index.snapshot.rank_slopes
-        )
-        tuning = choose_settings(replays, first=chosen.first, seed=seed, quick=quick, progress=progress)
-        tuning = replace(tuning, judged=measured(searches, chosen, tuning.settings, k=k))
-        settings = None if chosen.pool == chosen.budget else tuning.settings
-        answers = searches.answers(chosen, settings)
-        relevance = judged_relevance(answers, searches.judged.qrels, anchors=index.anchors)
+        queries_of = judged_queries(index, qrels, queries, seed=seed)
+        judged = JudgedSearches(index, queries_of, k=k, largest=min(budget, len(index)), seed=seed)
+        chosen = judged.choose()
+        tuning = choose_settings(searches, budget=chosen.budget, first=chosen.first, seed=seed, quick=quick)
+        tuning = replace(tuning, judged=judged.measured(chosen, tuning.settings))
+        answers = judged.hits(chosen, tuning.settings)
+        relevance = judged_relevance(answers, queries_of.qrels, anchors=index.anchors)
     store_relevance(index, relevance)
     # Last: by it a build that was killed knows that it was tuned.
     if tuning.judged is not None or not tuning.is_exact:

@@ -35,7 +35,6 @@ from adacur.scorers.known import KnownScores, MatrixScorer
 from adacur.scorers.metered import Metered
 from adacur.scorers.prices import count_tokens, price_of
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
-from adacur.scorers.shared_batches import SharedBatches
 
 __all__ = [
     "CacheWarning",
@@ -51,7 +50,6 @@ __all__ = [
     "ProbabilityWarning",
     "Readout",
     "SentenceTransformersScorer",
-    "SharedBatches",
     "TorchCrossEncoder",
     "ascore",
     "count_tokens",

@@ -19,11 +19,9 @@ from adacur.errors import AdacurError, InputError, ScorerError
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers.calling import ascore
-from adacur.scorers.function import FunctionScorer
 from adacur.scorers.known import KnownScores, ScoresInMemory
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile
-from adacur.scorers.shared_batches import SharedBatches
 from adacur.scorers.wrapping import Wrapping
 from adacur.scores import check_scores
 
@@ -40,8 +38,7 @@ class Cached(Wrapping):
     is recognised by its card (weights, settings, arithmetic, backend, dtype and token limits); one without weights,
     such as a service, only by its name and source: give a `key`, and another one when what they call has changed. A
     function must have been given a `name` (or the cache a `key`), and another one when it scores differently. Pairs in
-    a file are known by their texts; where a `MatrixScorer` sees ids too, by both. Do not cache a scorer of your own
-    that looks at ids or metadata.
+    a file are known by their texts: do not keep scores there that follow from ids or metadata.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
     every `save_every` pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are
@@ -66,7 +63,7 @@ class Cached(Wrapping):
         self.misses = 0
         self._save_every = save_every
         if isinstance(known, str | Path):
-            known = ScoreFile(Path(known), identity=_identity(scorer, key), sees_ids=scorer.card.backend == "matrix")
+            known = ScoreFile(Path(known), identity=_identity(scorer, key))
         self._known: KnownScores = ScoresInMemory() if known is None else known
         self._lock = threading.Lock()
 
@@ -95,25 +92,11 @@ class Cached(Wrapping):
             await asyncio.to_thread(self._keep, part, answers, scores)
         return _in_order(scores, keys)
 
-    def count(self) -> int:
-        """The number of scores of this scorer in the file."""
-        return self._file.count()
-
-    def clear(self) -> None:
-        """Forget the scores of this scorer in the file; those of others stay."""
-        self._file.clear()
-
     def close(self) -> None:
         """Close the scorer, if it can be closed, and the file, which the next look-up would open again."""
         if isinstance(self._known, ScoreFile):
             self._known.close()
         super().close()
-
-    @property
-    def _file(self) -> ScoreFile:
-        if not isinstance(self._known, ScoreFile):
-            raise InputError("These scores are not kept in a file: give its path, Cached(scorer, path).")
-        return self._known
 
     def _unknown(
         self, keys: Sequence[Any], pairs: Sequence[Pair], scores: Mapping[Any, np.floating]
@@ -164,7 +147,7 @@ def past_cache(scorer: Scorer) -> Scorer:
 
 def _unwrapped(scorer: Scorer) -> Scorer:
     # Only wrappers that pass scores on unchanged.
-    while isinstance(scorer, Metered | SharedBatches):
+    while isinstance(scorer, Metered):
         scorer = scorer.scorer
     return scorer
 
@@ -174,11 +157,11 @@ def _identity(scorer: Scorer, key: str | None) -> str:
     card = scorer.card
     fields: dict[str, object] = dataclasses.asdict(card)
     inner = _unwrapped(scorer)
-    if key is None and isinstance(inner, FunctionScorer) and not inner.is_named:
+    if key is None and not getattr(inner, "is_named", True):
         raise InputError(
-            f"A cache recognises a function by its name, and {card.name!r} is the name of many. Name it, and its "
-            "version: adacur.scorer(function, name='my-model-v1'), which 'module:name' may stand for too; as an option "
-            "of build, --scorer-set name=my-model-v1."
+            f"A cache recognises functions and services by their names, and {card.name!r} is the name of many. Name "
+            "it, and its version: adacur.scorer(…, name='my-model-v1'), which 'module:name' may stand for too; as an "
+            "option of build, --scorer-set name=my-model-v1."
         )
     if card.weights:
         # They identify a model, wherever it lies and whatever its folder is called.

@@ -1,10 +1,11 @@
-"""Any scorer awaited, or called for a grid, whether or not it has a method for it; pairs: `core.scores.score_pairs`.
+"""Any scorer awaited, or called for a grid, whether or not it has a method for it; pairs: `scores.score_pairs`.
 
 Scores are checked here and there, where they arrive, and nowhere else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import islice, product
 
@@ -13,7 +14,6 @@ import numpy as np
 from adacur.arrays import FloatArray
 from adacur.protocols import Scorer
 from adacur.records import Item, Pair, Query
-from adacur.scorers.shared_batches import shared_batches
 from adacur.scores import NamingFailure, check_grid, check_scores, score_pairs
 
 # A grid of a thousand queries and a million items must never exist as a list of pairs.
@@ -21,11 +21,9 @@ _PAIRS_PER_CALL = 8192
 
 
 async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
-    """One finite score per pair, in order: awaited where the scorer can be, else through a queue in front of it.
-
-    That queue merges what waits into one call (`SharedBatches`) where the scorer `can_batch_callers`.
-    """
-    call = getattr(scorer, "ascore", None) or shared_batches(scorer).ascore
+    """One finite score per pair, in order: awaited where the scorer can be, else scored in a thread."""
+    if (call := getattr(scorer, "ascore", None)) is None:
+        return await asyncio.to_thread(score_pairs, scorer, pairs)
     with NamingFailure(scorer):
         return check_scores(await call(pairs), pairs)
 

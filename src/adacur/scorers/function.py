@@ -17,7 +17,6 @@ from adacur.errors import InputError, ScorerError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
 from adacur.scorers.event_loop import all_at_once, run_in_background
-from adacur.scorers.shared_batches import shared_batches
 from adacur.scores import check_scores
 
 TextPairs = list[tuple[str, str]]
@@ -31,9 +30,9 @@ class FunctionScorer:
     It is called with at most `batch_size` pairs. Calls of an async function run side by side, at most `concurrency` for
     one `score` or `ascore`; the first to fail cancels the others. Called through `score`, it runs on one background
     event loop that all such scorers share and that lives on between calls, so that an HTTP client may keep its
-    connections. Calls of a plain function follow one another, awaited ones in a thread; with `can_batch_callers`,
-    callers that wait share calls (`SharedBatches`), and when a shared call fails its pairs are sent once more, beyond
-    any budget. A function that returns an awaitable must be declared async.
+    connections. The batches of a plain function follow one another, awaited ones in a thread. With `can_batch_callers`,
+    searches that wait share its calls, and when a shared call fails its pairs are sent once more, beyond any budget. A
+    function that returns an awaitable must be declared async.
 
     A call that raises is made again for the same pairs, up to `attempts` times in all, after short waits that double; a
     wrong number of scores, or one that is not finite, is an error at once. Budgets count scored pairs, and a call that
@@ -84,7 +83,7 @@ class FunctionScorer:
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; the event loop goes on meanwhile."""
         if not self.is_async:
-            return await shared_batches(self).ascore(pairs)
+            return await asyncio.to_thread(self.score, pairs)
         turns = asyncio.Semaphore(self._concurrency)
         scored: dict[Pair, float] = {}
 

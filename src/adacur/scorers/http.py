@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,9 @@ from adacur.budget import at_least
 from adacur.errors import InputError, ScoreCountError, ScorerFailed, UnknownName
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
-from adacur.scorers.http_address import JUDGE, Address, find_server, source
-from adacur.scorers.http_dialects import DIALECTS, Dialect
-from adacur.scorers.http_requests import RemoteScorer, by_query, checked_extra, json_of, where
+from adacur.scorers.http_address import JUDGE, Address, source
+from adacur.scorers.http_dialects import DIALECTS
+from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
 from adacur.spelling import did_you_mean
 
 _NEAREST_TO_CERTAIN = 1e-9
@@ -33,8 +34,8 @@ class HttpScorer(RemoteScorer):
     """A cross-encoder behind a rerank endpoint, called over HTTP with retries.
 
     - url: the root of the server, or its rerank address;
-    - kind: one of `DIALECTS`, such as "tei" or "cohere"; without it the server is asked, or its host says it;
-    - model: its name, where the server has several;
+    - kind: one of `DIALECTS`, such as "tei" or "cohere"; the host of a service says it;
+    - model: its name, where the server has several or a cache is to recognise it;
     - api_key: sent as a bearer token. Without it, the service's environment variable (CO_API_KEY, JINA_API_KEY,
       VOYAGE_API_KEY, …) is read, for the hosts of that service only. No card, error or repr shows it; a pickle of the
       scorer holds it;
@@ -71,46 +72,37 @@ class HttpScorer(RemoteScorer):
         name: str | None = None,
     ) -> None:
         address = Address.of(url, kind)
-        kind, remembered = address.kind, address.remembered
-        scores = scores or remembered.get("scores") or "auto"
-        if kind is not None and kind not in DIALECTS:
-            near = did_you_mean(kind, [*DIALECTS, JUDGE])
+        remembered, kind = address.remembered, address.kind
+        if kind not in DIALECTS:
+            near = did_you_mean(kind, [*DIALECTS, JUDGE]) if kind else ""
             raise UnknownName(
-                f"kind must be one of {', '.join(DIALECTS)}, or {JUDGE} for a language model, which JudgeScorer opens; "
-                f"got {kind!r}.{near}"
+                f"The kind= of the server at {address.host} must be one of {', '.join(DIALECTS)}, or {JUDGE} for a "
+                f"language model, which JudgeScorer opens; got {kind!r}.{near}"
             )
+        scores = scores or remembered.get("scores") or "auto"
         if scores not in _SCORES:
             raise InputError(f"scores must be one of {', '.join(_SCORES)}; got {scores!r}.")
         at_least(1, batch_size=batch_size)
-        super().__init__(
-            name=name or address.host,
-            key=address.key(api_key),
-            concurrency=concurrency,
-            timeout=timeout,
-            attempts=attempts,
-            backoff=backoff,
-        )
-        finding = find_server(self._requests.get_json, address, kind=kind, model=model or address.model)
-        server = self._requests.run(finding)
-        self._dialect = DIALECTS[server.kind]
-        self.url, self.kind, self.model = server.endpoint, server.kind, server.model
-        limits = [size for size in (batch_size, server.batch_size) if size] or [self._dialect.batch_size]
-        self.batch_size = min([*limits, self._dialect.limit or limits[0]])
+        limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
+        super().__init__(key=address.key(api_key), **limits, attempts=attempts, backoff=backoff)
+        self.kind, self._dialect = kind, DIALECTS[kind]
+        self.url = address.endpoint(self._dialect.path, *self._dialect.endings)
+        self.model = model or remembered.get("model")
+        size = batch_size or self._dialect.batch_size
+        self.batch_size = min(size, self._dialect.limit or size)
         self.instruction = _checked_instruction(instruction or remembered.get("instruction"), self.kind)
         self._extra = checked_extra(extra, remembered, taken=self._dialect.fields)
-        self._requests.name = name or server.model or address.host
         self._takes_logits = scores == "probability" or (scores == "auto" and self._dialect.raw is None)
         self._promised_raw = scores == "auto" and not self._takes_logits
         self._n_like_probabilities = 0
+        self.is_named = bool(name or self.model)
         self.card = ScorerCard(
-            name=self._requests.name,
+            name=name or self.model or address.host,
             backend="http",
-            dtype=server.dtype,
-            max_tokens=server.max_tokens,
             source=source(
-                server.endpoint,
-                kind=server.kind,
-                model=server.model if self._dialect.names_model else None,
+                self.url,
+                kind=self.kind,
+                model=self.model,
                 scores=None if scores == "auto" else scores,
                 instruction=self.instruction,
                 extra=self._extra,
@@ -150,17 +142,17 @@ class HttpScorer(RemoteScorer):
         raw = not self._takes_logits
         return self._dialect.request(batch[0][0].text, texts, model=self.model, raw=raw, instruction=self.instruction)
 
-    def _scores_in(self, response: Any, batch: list[Pair]) -> list[float]:
+    def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
         try:
-            answers = self._dialect.scores_in(json_of(response))
+            answers = self._dialect.scores_in(answer)
             # bool is a kind of int.
             if any(type(index) is not int or type(score) not in (int, float) for index, score in answers):
                 raise TypeError
             scores = {index: float(score) for index, score in answers}
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise self._requests.failed(
-                f"A {self.kind} server answers with a JSON list of numbers{_fields(self._dialect)}; {self.url} "
-                f"answered {self._requests.summary(response)} Is the kind right?{where(batch)}"
+            raise self._failed(
+                f"A {self.kind} server answers with a JSON list of 'index' and {self._dialect.score!r}; {self.url} "
+                f"answered {self._shown(json.dumps(answer))}. Is the kind right?{where(batch)}"
             ) from error
         if sorted(index for index, _ in answers) != list(range(len(batch))):
             lost = next((f"; none for text {at}" for at in range(len(batch)) if at not in scores), "")
@@ -210,7 +202,3 @@ def _checked_instruction(instruction: str | None, kind: str) -> str | None:
             "queries."
         )
     return instruction
-
-
-def _fields(dialect: Dialect) -> str:
-    return "" if dialect.index is None else f" {dialect.index!r} and {dialect.score!r}"

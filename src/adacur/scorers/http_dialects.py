@@ -15,20 +15,19 @@ from typing import Any
 class Dialect:
     """A request is {`query`, `texts`, model, `count`, `instruction`, `options`, `raw`}; an answer holds `results`.
 
-    - path: the rerank address, below the root of the server; "{model}" stands for the model's name;
+    - path: the rerank address, below the root of the server;
     - endings: other last parts of an address that is a rerank address too;
     - batch_size: texts per request where the server does not give a limit; limit: the most that it documents;
     - query, texts, count: the fields of a request for the query, for the texts, and for the number of results (None:
-      all come anyway); as_objects: texts are sent as {"text": …}; repeats_query: the query is sent once per text;
+      all come anyway); as_objects: texts are sent as {"text": …};
     - names_model: whether a request has the field "model";
     - instruction: the field that tells the model its task, if there is one; the field of the query where the service
       wants it in front of the query;
     - options: fields that every request has;
     - raw: the fields that ask for logits; empty where they come unasked, None where only probabilities can be had;
-    - results, index, score: the fields of an answer for the list of results (None: the answer is that list), and of a
-      result for the place of its text in the request, and for its score (None: results are numbers, in order);
+    - results, score: the fields of an answer for the list of results (None: the answer is that list), and of a result
+      for its score; its "index" is the place of its text in the request;
     - unit: what a hosted service charges by;
-    - owner: what its list of models says under "owned_by", by which a server is recognised;
     - hosts: domains of a hosted service, and key_variables: environment variables with the key for these hosts alone.
     """
 
@@ -40,16 +39,13 @@ class Dialect:
     texts: str = "documents"
     count: str | None = "top_n"
     as_objects: bool = False
-    repeats_query: bool = False
     names_model: bool = True
     instruction: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     raw: Mapping[str, Any] | None = None
     results: str | None = "results"
-    index: str | None = "index"
-    score: str | None = "relevance_score"
+    score: str = "relevance_score"
     unit: str | None = None
-    owner: str | None = None
     hosts: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
 
@@ -58,13 +54,12 @@ class Dialect:
     ) -> dict[str, Any]:
         """The body of a request."""
         if instruction is not None and self.instruction == self.query:
-            query = f"{instruction}\n{query}"
-        one: Any = {"text": query} if self.as_objects else query
+            query, instruction = f"{instruction}\n{query}", None
         return {
-            self.query: [one] * len(texts) if self.repeats_query else one,
+            self.query: {"text": query} if self.as_objects else query,
             self.texts: [{"text": text} for text in texts] if self.as_objects else list(texts),
             **({"model": model} if self.names_model and model is not None else {}),
-            **({self.instruction: instruction} if self.instruction not in (None, self.query) and instruction else {}),
+            **({self.instruction: instruction} if self.instruction and instruction else {}),
             **self.options,
             **((self.raw or {}) if raw else {}),
             **({self.count: len(texts)} if self.count else {}),
@@ -76,22 +71,12 @@ class Dialect:
         named = (self.query, self.texts, "model", self.count, self.instruction)
         return frozenset((*(name for name in named if name), *self.options, *(self.raw or {})))
 
-    @property
-    def tail(self) -> str:
-        """What follows the version in its path."""
-        _, version, tail = self.path.rpartition("/v1/")
-        if not version:
-            _, version, tail = self.path.rpartition("/v2/")
-        return f"/{tail}" if version else self.path
-
     def scores_in(self, answer: Any) -> list[tuple[Any, Any]]:
         """(place, score) of each result in an answer; LookupError or TypeError if it is not of this dialect."""
         results = answer if self.results is None else answer[self.results]
         if not isinstance(results, list):
             raise TypeError
-        if self.index is None:
-            return list(enumerate(results))
-        return [(result[self.index], result[self.score]) for result in results]
+        return [(result["index"], result[self.score]) for result in results]
 
 
 DIALECTS = {
@@ -111,12 +96,9 @@ DIALECTS = {
         instruction="instruction",
         options={"truncate_prompt_tokens": -1},
         raw={"use_activation": False},
-        owner="vllm",
     ),
-    "adacur": Dialect(path="/v1/rerank", options={"return_documents": False}, raw={"raw_scores": True}, owner="adacur"),
-    "infinity": Dialect(
-        path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}, owner="infinity"
-    ),
+    "adacur": Dialect(path="/v1/rerank", options={"return_documents": False}, raw={"raw_scores": True}),
+    "infinity": Dialect(path="/rerank", options={"return_documents": False}, raw={"raw_scores": True}),
     # Whether these two answer with logits or with probabilities depends on the model: HttpScorer looks at the scores.
     "sglang": Dialect(
         path="/v1/rerank",
@@ -125,9 +107,8 @@ DIALECTS = {
         raw={},
         results=None,
         score="score",
-        owner="sglang",
     ),
-    "llamacpp": Dialect(path="/v1/rerank", endings=("/reranking",), raw={}, owner="llamacpp"),
+    "llamacpp": Dialect(path="/v1/rerank", endings=("/reranking",), raw={}),
     "nim": Dialect(
         path="/v1/ranking",
         # NVIDIA's own service: /v1/retrieval/nvidia/MODEL/reranking.
@@ -168,20 +149,6 @@ DIALECTS = {
         unit="tokens",
         hosts=("voyageai.com",),
         key_variables=("VOYAGE_API_KEY",),
-    ),
-    "deepinfra": Dialect(
-        path="/v1/inference/{model}",
-        query="queries",
-        count=None,
-        repeats_query=True,
-        names_model=False,
-        instruction="instruction",
-        results="scores",
-        index=None,
-        score=None,
-        unit="tokens",
-        hosts=("deepinfra.com",),
-        key_variables=("DEEPINFRA_API_KEY", "DEEPINFRA_TOKEN"),
     ),
     "mixedbread": Dialect(
         path="/v1/reranking",

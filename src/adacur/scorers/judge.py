@@ -16,8 +16,8 @@ from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PAIR_TEXT, TASK, question
-from adacur.scorers.http_address import CHAT, JUDGE, Address, find_judge, source
-from adacur.scorers.http_requests import RemoteScorer, by_query, checked_extra, json_of, where
+from adacur.scorers.http_address import CHAT, COMPLETIONS, JUDGE, Address, source
+from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
 
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
 _BATCH_SIZE = 16
@@ -32,7 +32,7 @@ class JudgeScorer(RemoteScorer):
 
     - url: the root of the server (its `/v1/chat/completions` is asked), or an address that ends in `/chat/completions`
       or `/completions`;
-    - model: its name; without it, the only one that the server lists;
+    - model: its name, where the server has several or a cache is to recognise it;
     - answers: two texts, ("Yes", "No"): the score is log p(first) − log p(second). Or grades, {"0": 0, …, "3": 3}: the
       score is the expected grade. Each must be one token; upper and lower case and spaces do not matter;
     - prompt: a text with {query} and {item}, and perhaps {instruction}, in this order if the server keeps prefixes. By
@@ -81,16 +81,11 @@ class JudgeScorer(RemoteScorer):
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)
-        super().__init__(
-            name=name or address.host,
-            key=address.key(api_key),
-            concurrency=concurrency,
-            timeout=timeout,
-            attempts=attempts,
-            backoff=backoff,
-        )
-        server = self._requests.run(find_judge(self._requests.get_json, address, model=model or address.model))
-        self.url, self.model = server.endpoint, server.model
+        limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
+        super().__init__(key=address.key(api_key), **limits, attempts=attempts, backoff=backoff)
+        self.url = address.endpoint(f"/v1{CHAT}", COMPLETIONS)
+        self.model = model or remembered.get("model")
+        self.is_named = bool(name or self.model)
         self._is_chat = self.url.endswith(CHAT)
         self.batch_size = 1 if self._is_chat else batch_size or _BATCH_SIZE
         self._instruction = self.instruction or TASK
@@ -100,11 +95,10 @@ class JudgeScorer(RemoteScorer):
             self.prompt = _checked_prompt(given_prompt, instruction=self.instruction)
         self._top = top_logprobs
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
-        self._requests.name = name or server.model or address.host
         decides = [self.prompt, self._instruction, list(self.answers.items()), self._is_chat, self._top, self._extra]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
-            name=self._requests.name,
+            name=name or self.model or address.host,
             backend="judge",
             source=source(
                 self.url,
@@ -150,7 +144,8 @@ class JudgeScorer(RemoteScorer):
 
     def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
         prompts = [self.render(query, item) for query, item in batch]
-        asked = {"model": self.model, "max_tokens": 1, "temperature": 0}
+        asked: dict[str, Any] = {} if self.model is None else {"model": self.model}
+        asked |= {"max_tokens": 1, "temperature": 0}
         if not self._is_chat:
             return {**asked, "prompt": prompts, "logprobs": self._top}
         messages = [{"role": "user", "content": prompt} for prompt in prompts]
@@ -159,41 +154,39 @@ class JudgeScorer(RemoteScorer):
     def _advice(self, response: Any) -> str:
         return f" {_ADVICE}" if "logprobs" in response.text else ""
 
-    def _scores_in(self, response: Any, batch: list[Pair]) -> list[float]:
+    def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
         try:
-            given = json_of(response)["choices"]
+            given = answer["choices"]
             choices = {choice["index"]: choice for choice in given}
             if sorted(choices) != list(range(len(batch))) or len(given) > len(batch):
                 raise LookupError
         except (LookupError, TypeError, ValueError) as error:
-            raise self._requests.failed(
+            raise self._failed(
                 f"A language model answers with a JSON object that has one of 'choices' per prompt; {self.url} "
-                f"answered {self._requests.summary(response)} Is this the address of one?{where(batch)}"
+                f"answered {self._shown(json.dumps(answer))}. Is this the address of one?{where(batch)}"
             ) from error
         return [self._read(choices[at], where([pair])) for at, pair in enumerate(batch)]
 
     def _read(self, choice: Mapping[str, Any], at: str) -> float:
         given = choice.get("message")
         message = given if isinstance(given, dict) else {}
-        said = self._requests.without_key(
-            str(message.get("refusal") or message.get("content") or choice.get("text") or "")
-        )
+        said = self._without_key(str(message.get("refusal") or message.get("content") or choice.get("text") or ""))
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
-            raise self._requests.failed(f"The judge {self.model!r} refused to judge: {said[:200]!r}.{at}")
+            raise self._failed(f"The judge {self.model!r} refused to judge: {said[:200]!r}.{at}")
         if not isinstance(choice.get("logprobs"), dict):
-            raise self._requests.failed(f"{self.url} gave no logprobs for {self.model!r}. {_ADVICE}{at}")
+            raise self._failed(f"{self.url} gave no logprobs for {self.model!r}. {_ADVICE}{at}")
         try:
             listed = _listed(choice["logprobs"])
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            shown = self._requests.without_key(json.dumps(choice["logprobs"]))[:200]
-            raise self._requests.failed(f"{self.url} gave logprobs that cannot be read: {shown}.{at}") from error
+            shown = self._without_key(json.dumps(choice["logprobs"]))[:200]
+            raise self._failed(f"{self.url} gave logprobs that cannot be read: {shown}.{at}") from error
         found: dict[str, list[float]] = {}
         for token, logprob in listed:
             found.setdefault(_plain(token), []).append(logprob)
         known = [np.logaddexp.reduce(found.get(_plain(answer), [-math.inf])) for answer in self.answers]
         if max(known) == -math.inf:
             best = ", ".join(repr(token) for token, _ in sorted(listed, key=lambda one: -one[1])[:_SHOWN])
-            raise self._requests.failed(
+            raise self._failed(
                 f"None of the answers {', '.join(map(repr, self.answers))} is among the {len(listed)} likeliest tokens "
                 f"of {self.model!r}, which begins {said[:60]!r} (likeliest: {best or 'none'}). Say in prompt= what the "
                 "answers are; each must be one token. A model that thinks first must be told not to, for example by "

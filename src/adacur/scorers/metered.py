@@ -60,12 +60,6 @@ class Metered(Wrapping):
         with self._counting(len(pairs), pairs):
             return await ascore(self.scorer, pairs)
 
-    def reset(self) -> None:
-        """Count from zero again."""
-        with self._lock:
-            self.calls = self.tokens = self.units = 0
-            self.seconds = 0.0
-
     @contextmanager
     def _counting(self, calls: int, pairs: Sequence[Pair]) -> Iterator[None]:
         tokens, units = tokens_and_units(self, pairs) if self._counts_tokens else (0, 0)

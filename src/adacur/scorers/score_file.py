@@ -15,7 +15,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, FileFormatError, InputError, StorageFull
-from adacur.records import Item, Pair, Query
+from adacur.records import Pair
 
 _APPLICATION = int.from_bytes(b"ACsc", "big")
 _VERSION = 1
@@ -52,15 +52,11 @@ def look_up(n: int) -> str:
 
 
 class ScoreFile:
-    """The scores of one scorer, which `identity` describes; safe to share between threads and processes.
+    """The scores of one scorer, which `identity` describes, by the texts of pairs; processes may share the file."""
 
-    Pairs are known by their texts, and where the scorer `sees_ids` by both.
-    """
-
-    def __init__(self, path: Path, *, identity: str, sees_ids: bool = False) -> None:
+    def __init__(self, path: Path, *, identity: str) -> None:
         self._path = path
         self._identity = identity
-        self._sees_ids = sees_ids
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._process = os.getpid()
@@ -70,15 +66,9 @@ class ScoreFile:
 
     def keys(self, pairs: Sequence[Pair]) -> list[bytes]:
         """The digest of each query followed by that of its item."""
-        digests: dict[tuple[bytes, str], bytes] = {}
-
-        def key(kind: bytes, record: Query | Item) -> bytes:
-            text = f"{len(record.id)} {record.id} {record.text}" if self._sees_ids else record.text
-            if (kind, text) not in digests:
-                digests[kind, text] = _digest(text, kind)
-            return digests[kind, text]
-
-        return [key(b"query", query) + key(b"item", item) for query, item in pairs]
+        queries = {query.text: _digest(query.text, b"query") for query, _ in pairs}
+        items = {item.text: _digest(item.text, b"item") for _, item in pairs}
+        return [queries[query.text] + items[item.text] for query, item in pairs]
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, np.floating]:
         """The scores of those keys that have one, in the floating types in which they were stored."""
@@ -106,15 +96,6 @@ class ScoreFile:
         )
         with self._connected() as connection, _transaction(connection):
             connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?, ?, ?)", rows)
-
-    def count(self) -> int:
-        with self._connected() as connection:
-            row = connection.execute("SELECT count(*) FROM scores WHERE scorer = ?", (self._scorer,)).fetchone()
-        return int(row[0])
-
-    def clear(self) -> None:
-        with self._connected() as connection, _transaction(connection):
-            connection.execute("DELETE FROM scores WHERE scorer = ?", (self._scorer,))
 
     def close(self) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from adacur.results import Round, Trace
 from adacur.search.candidates import Candidates
 from adacur.search.plan import Plan
 from adacur.search.spending import PRICED_BEFOREHAND
-from adacur.search.stopping import expected_recall
+from adacur.search.stopping import Standing
 from adacur.seeds import stream_key
 
 # Unscored items that decide whether to stop, the most promising first; what lies beyond is rarely what is missing.
@@ -59,12 +59,16 @@ class AskTell:
         self._in_scores = in_scores
         self._k = k
         affordable = min(plan.purse.calls, candidates.n_left)
-        self.remaining = list(plan.sizes(affordable)) if affordable else []
+        # Where an audit would be of all that is left, there is nothing to audit.
+        self._audit = plan.audit if plan.audit < affordable else 0
+        self.remaining = list(plan.sizes(affordable - self._audit)) if affordable else []
+        self.remaining += [self._audit] * bool(self._audit)
         self.n_planned = sum(self.remaining)
-        if len(self.remaining) > 1 and (plan.model is None or plan.acquisition is None):
+        if len(self.remaining) > 1 + bool(self._audit) and (plan.model is None or plan.acquisition is None):
             raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
         self.predicted: Any = None
+        self._is_audit = False
 
     def expect(self, items_at: Callable[[Sequence[int]], Sequence[Item]]) -> None:
         """Before the first round: plan the rounds for as many calls as the purse is expected to pay for."""
@@ -85,9 +89,13 @@ class AskTell:
             return NONE
         size, number = self.remaining[0], len(self.rounds) + 1
         started = time.perf_counter()
-        self.predicted = predicted
         self.seconds = dict(seconds or {})
-        if predicted is None:
+        self._is_audit = bool(self._audit) and len(self.remaining) == 1
+        self.predicted = predicted = None if self._is_audit else predicted
+        if self._is_audit:
+            stream = stream_key(self._plan.seed, "audit", self.query.id)
+            chosen = self.candidates.at_random(size, stream=stream, without=NONE)
+        elif predicted is None:
             chosen = self.candidates.from_first(size)
         else:
             assert self._plan.acquisition is not None
@@ -97,7 +105,7 @@ class AskTell:
                 stream=stream_key(self._plan.seed, "round", str(number), self.query.id),
                 predicted=predicted,
             )
-        if len(chosen) < size:
+        if len(chosen) < size and not self._is_audit:
             # Scores beyond the range of floats give predictions that cannot be ranked; the budget is spent anyway.
             stream = stream_key(self._plan.seed, "first", self.query.id)
             more = self.candidates.at_random(size - len(chosen), stream=stream, without=chosen)
@@ -178,6 +186,7 @@ class AskTell:
                     # Shared, so that later steps such as the solve are counted to this round as well.
                     seconds=self.seconds,
                     items=self.candidates.items(batch),
+                    is_audit=self._is_audit,
                     all_predicted=_finite(self._in_scores(predicted.copy())) if keeps_all else None,
                 )
             )
@@ -200,26 +209,31 @@ class AskTell:
         self.remaining.clear()
 
     def settle(self, predicted: Any, chance_above: Callable[..., FloatArray]) -> None:
-        """End here if the expected recall of the best k is enough; it is noted in the last round.
+        """End here, but for an audit, if the plan's rule says that it is enough; the last round notes what it expects.
 
         `chance_above(predicted, best, ranks=…)` is that of an `UncertainApproximation`, for this query.
         """
         started = time.perf_counter()
-        recall = 0.0
-        best = self.best()[1][: self._k]
-        if len(best) >= self._k:
-            _, promising = self.candidates.best(
-                min(SHORTLIST, self.candidates.n_left),
-                acquisition=TopK(),
-                stream=0,
-                predicted=predicted,
-            )
-            recall = expected_recall(lambda some, ranks: chance_above(promising, some, ranks=ranks), best)
-            assert self._plan.stop is not None
-            exact = [round_.exact for round_ in self.rounds]
-            if self._plan.stop.is_enough(recall, exact, k=self._k, planned=self.n_planned):
-                self.stop("settled")
-        self.rounds[-1] = replace(self.rounds[-1], expected_recall=recall)
+        _, promising = self.candidates.best(
+            min(SHORTLIST, self.candidates.n_left),
+            acquisition=TopK(),
+            stream=0,
+            predicted=predicted,
+        )
+        now = Standing(
+            k=self._k,
+            planned=self.n_planned,
+            exact=[round_.exact for round_ in self.rounds],
+            best=self.best()[1],
+            chance_above=lambda some, ranks: chance_above(promising, some, ranks=ranks),
+        )
+        assert self._plan.stop is not None
+        expected, is_enough = self._plan.stop.after(now)
+        if is_enough:
+            audit = self.remaining[-1:] if self._audit else []
+            self.stop("settled")
+            self.remaining = audit
+        self.rounds[-1] = replace(self.rounds[-1], expected_recall=expected)
         # Counted to the round that has just ended, since there may be no next one.
         self.seconds["settle"] = time.perf_counter() - started
 

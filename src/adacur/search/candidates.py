@@ -10,15 +10,11 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.model import Uniform
+from adacur.model.acquire import ROUNDING, SCORES_THAT_TELL
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.protocols import Acquisition
 from adacur.records import Item
 
-# Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
-ROUNDING = 1e-6
-
-# After this many scores of a query, a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
-SCORES_THAT_TELL = 300
 # BLAS starts threads for longer vectors, which cost more than they save.
 _AT_A_TIME = 8192
 

@@ -11,12 +11,11 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.model import TopK, Uniform
 from adacur.model.acquire import best_positions
-from adacur.model.device_posteriors import Promising
-from adacur.model.shared_posteriors import SharedPosteriors
+from adacur.model.device_posterior import DevicePosterior, Request, TopN
 from adacur.protocols import Acquisition, Approximation
 from adacur.records import Query
 from adacur.search.asktell import SHORTLIST, QueryBatch
-from adacur.search.candidates import ROUNDING, SCORES_THAT_TELL, Candidates
+from adacur.search.candidates import Candidates
 from adacur.search.plan import Plan
 
 
@@ -24,7 +23,7 @@ def chooses_on_device(plan: Plan, approximation: Approximation | None) -> bool:
     """Whether items are chosen where predictions live: not where predictions of other items are needed here too."""
     # Items that cannot be paid must not be found again, and a device only knows scored ones.
     needs_others = plan.keeps or plan.purse.may_refuse
-    return isinstance(approximation, SharedPosteriors) and isinstance(plan.acquisition, TopK) and not needs_others
+    return isinstance(approximation, DevicePosterior) and isinstance(plan.acquisition, TopK) and not needs_others
 
 
 def batch_on_device(
@@ -64,9 +63,7 @@ class CandidatesOnDevice(Candidates):
     def from_first(self, n: int) -> IntArray:
         return self.found[~np.isin(self.found, self._scored)][:n]
 
-    def best(
-        self, n: int, *, acquisition: Acquisition, stream: int, predicted: Promising
-    ) -> tuple[IntArray, FloatArray]:
+    def best(self, n: int, *, acquisition: Acquisition, stream: int, predicted: TopN) -> tuple[IntArray, FloatArray]:
         positions, raised = predicted.positions, predicted.raised
         order = best_positions(raised, n, keys=self.item_keys[positions])
         return positions[order], raised[order]
@@ -77,7 +74,7 @@ class CandidatesOnDevice(Candidates):
         left[without] = False
         return Uniform().choose(np.empty(0), unscored=left, n=n, keys=self.item_keys, stream=stream)
 
-    def predictions(self, predicted: Promising, positions: IntArray) -> FloatArray:
+    def predictions(self, predicted: TopN, positions: IntArray) -> FloatArray:
         known = dict(zip(predicted.positions.tolist(), predicted.predicted.tolist(), strict=True))
         return np.array([known[position] for position in positions.tolist()])
 
@@ -94,29 +91,23 @@ class BatchOnDevice(QueryBatch):
     computes_together = True
     first_weight = 0.0
 
-    def wanted(self) -> SharedPosteriors | None:
+    def wanted(self) -> DevicePosterior | None:
         if self._predicted is not None or not self.goes_on or not any(search.rounds for search in self.searches):
             return None
-        assert isinstance(self._approximation, SharedPosteriors)
-        n, options = self._options()
-        self._approximation.want(n, **options)
+        assert isinstance(self._approximation, DevicePosterior)
+        self._approximation.want(self._request())
         return self._approximation
 
     def _predictions(self, approximation: Approximation) -> list[Any]:
-        assert isinstance(approximation, SharedPosteriors)
-        n, options = self._options()
-        return list(approximation.best(n, **options))
+        assert isinstance(approximation, DevicePosterior)
+        return list(approximation.best(self._request()))
 
-    def _options(self) -> tuple[int, dict[str, Any]]:
+    def _request(self) -> Request:
         n = max((search.remaining[0] for search in self.searches if search.remaining), default=0)
         if self._plan.stop is not None:
             n = max(n, SHORTLIST)
         candidates = self.searches[0].candidates
         assert isinstance(candidates, CandidatesOnDevice)
-        return n, {
-            "candidates": [search.candidates.found for search in self.searches],
-            "first_weight": self.first_weight,
-            "scores_that_tell": SCORES_THAT_TELL,
-            "rounding": ROUNDING,
-            "allowed": None if candidates.n_allowed == len(candidates.allowed) else candidates.allowed,
-        }
+        allowed = None if candidates.n_allowed == len(candidates.allowed) else candidates.allowed
+        found = [search.candidates.found for search in self.searches]
+        return Request(n, found, first_weight=self.first_weight, allowed=allowed)

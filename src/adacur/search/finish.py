@@ -13,7 +13,7 @@ from adacur.errors import InputError
 from adacur.model.acquire import best_positions
 from adacur.protocols import Ranking
 from adacur.records import Item, Query
-from adacur.results import Hits, Trace
+from adacur.results import Certificate, Hits, Trace
 from adacur.search.relevance import Relevance, above_floors, verdict_on
 
 # Both scales are made of the best of each, however many are scored: further down, a first stage's scores are noise.
@@ -29,7 +29,8 @@ class Answer:
     - `positions`, `scores`, `rounds`: the items, their exact scores, and the rounds in which they were scored;
     - `listed`, `listed_scores`: what the first stage found, best first;
     - `items_at`, `keys_of`: the items at some positions, and their random keys, which break ties;
-    - `fused`, `relevance`, `verdict`: what some steps add.
+    - `trace`: how it went; `n_left` items may still be scored, and the search `goes_on` or has ended;
+    - `fused`, `relevance`, `verdict`, `certificate`: what some steps add.
     """
 
     query: Query
@@ -41,9 +42,13 @@ class Answer:
     listed_scores: FloatArray
     items_at: Callable[[Sequence[int]], Sequence[Item]]
     keys_of: Callable[[IntArray], KeyArray]
+    trace: Trace
+    n_left: int
+    goes_on: bool
     fused: FloatArray | None = None
     relevance: FloatArray | None = None
     verdict: str | None = None
+    certificate: Certificate | None = None
 
     def at(self, places: Any) -> Answer:
         """The answer with these places of it alone, in this order."""
@@ -59,7 +64,7 @@ class Answer:
             relevance=of_relevance,
         )
 
-    def hits(self, trace: Trace) -> Hits:
+    def hits(self) -> Hits:
         """The answer as users see it."""
         items = tuple(self.items_at(self.positions.tolist()))
         return Hits(
@@ -68,10 +73,11 @@ class Answer:
             scores=self.scores,
             rounds=tuple(self.rounds.tolist()),
             items=items,
-            trace=trace,
+            trace=self.trace,
             fused=self.fused,
             relevance=self.relevance,
             verdict=self.verdict,
+            certificate=self.certificate,
         )
 
 

@@ -24,6 +24,7 @@ from adacur.results import Hits
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search import rounds
 from adacur.search.editing import Edit, edit_index
+from adacur.search.finding import ABOUT, FindOptions, plan_find
 from adacur.search.index_stages import stages_in_memory
 from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
@@ -145,16 +146,50 @@ class AnchorIndex:
         - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
         """
         started = time.monotonic()
-        plan = plan_search(self, k, **options)
+        return self._searched(plan_search(self, k, **options), query, k, started=started)
+
+    def _searched(
+        self, plan: Plan, query: Query | str | Sequence[Query | str], k: int, *, started: float
+    ) -> Hits | list[Hits]:
         asked = as_queries([query] if isinstance(query, Query | str) else query)
         with self.searching(plan) as answers:
             answers += rounds.search(plan, list(dict.fromkeys(asked)), k, started=started)
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
+    @overload
+    def find(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def find(self, query: Sequence[Query | str], **options: Unpack[FindOptions]) -> list[Hits]: ...
+
+    def find(self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]) -> Hits | list[Hits]:
+        """All items that score `above` or higher, exactly scored and best first, at a recall that is certified.
+
+        A search ends when little is expected to be missing. `hits.certificate` says what is promised, and on what
+        grounds: on average over queries where anchor queries tell when to end, for this query by an `audit`, or nothing
+        where the model is all there is. Several queries step together, as in `search`.
+
+        - `recall`: the share of these items to find, below 1; 1.0 needs a budget of every item, and scores it;
+        - `budget`: the most calls per query (1,000), or a `Budget`; most searches end before;
+        - `audit`: this many of the calls are drawn at random at the end, which certifies each query by itself;
+        - `confidence`: the chance that a promise is kept, over such draws or those of the anchor queries;
+        - `first`, `filter`: as for `search`. Where items are passages, a hit is the best one of its document, and
+          recall counts passages.
+        """
+        started = time.monotonic()
+        return self._searched(plan_find(self, **options), query, ABOUT, started=started)
+
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
         started = time.monotonic()
-        plan = plan_search(self, k, **options)
+        yield from self._stepped(plan_search(self, k, **options), query, k, started=started)
+
+    def find_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> Iterator[Hits]:
+        """Like `find` for one query, yielding the hits so far after each round."""
+        started = time.monotonic()
+        yield from self._stepped(plan_find(self, **options), query, ABOUT, started=started)
+
+    def _stepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> Iterator[Hits]:
         with self.searching(plan) as answers:
             for hits in rounds.search_iter(plan, query, k, started=started):
                 answers[:] = [hits]
@@ -176,6 +211,25 @@ class AnchorIndex:
         started = time.monotonic()
         # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(plan_search, self, k, **options)
+        return await self._awaited(plan, query, k, started=started)
+
+    @overload
+    async def afind(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
+
+    @overload
+    async def afind(self, query: Sequence[Query | str], **options: Unpack[FindOptions]) -> list[Hits]: ...
+
+    async def afind(
+        self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]
+    ) -> Hits | list[Hits]:
+        """Like `find`, without blocking the event loop; searches awaited together share scorer calls."""
+        started = time.monotonic()
+        plan = await asyncio.to_thread(plan_find, self, **options)
+        return await self._awaited(plan, query, ABOUT, started=started)
+
+    async def _awaited(
+        self, plan: Plan, query: Query | str | Sequence[Query | str], k: int, *, started: float
+    ) -> Hits | list[Hits]:
         asked = as_queries([query] if isinstance(query, Query | str) else query)
         with self.searching(plan) as answers:
             distinct = list(dict.fromkeys(asked))
@@ -189,6 +243,19 @@ class AnchorIndex:
         """Like `search_iter`, without blocking the event loop."""
         started = time.monotonic()
         plan = await asyncio.to_thread(plan_search, self, k, **options)
+        async with aclosing(self._astepped(plan, query, k, started=started)) as steps:
+            async for hits in steps:
+                yield hits
+
+    async def afind_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> AsyncGenerator[Hits, None]:
+        """Like `find_iter`, without blocking the event loop."""
+        started = time.monotonic()
+        plan = await asyncio.to_thread(plan_find, self, **options)
+        async with aclosing(self._astepped(plan, query, ABOUT, started=started)) as steps:
+            async for hits in steps:
+                yield hits
+
+    async def _astepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> AsyncGenerator[Hits, None]:
         with self.searching(plan) as answers:
             async with aclosing(awaited(plan, [query], k, started=started, waits=True)) as steps:
                 async for hits in steps:

@@ -13,7 +13,7 @@ from adacur.protocols import Acquisition, AnchorScores, Approximation, Approxima
 from adacur.records import Query
 from adacur.search.finish import Finish, Top
 from adacur.search.spending import Limits
-from adacur.search.stopping import Stop
+from adacur.search.stopping import Stop, StopRule
 
 # Limits of what queries that move together hold in memory: covariances of scored items, and the first stages' ranks.
 _SQUARES_AT_ONCE = 25_000_000
@@ -108,6 +108,7 @@ class Plan:
     - `sizes(n)`: the calls of each round when n can be afforded. The first round takes the best of `first`, or a
       uniform sample; later rounds take what `acquisition` chooses from the predictions of `model`;
     - `stop`: when a query has done enough before that;
+    - `audit`: how many of the calls are drawn at random from what is left at the end;
     - `finish`: what happens to an answer after the last round;
     - `notes`: what else a result should name, such as what the settings were tuned for.
     """
@@ -121,13 +122,14 @@ class Plan:
     first: Start | None = None
     model: Model | None = None
     acquisition: Acquisition | None = None
-    stop: Stop | None = None
+    stop: StopRule | None = None
+    audit: int = 0
     seed: int = 0
     finish: tuple[Finish, ...] = (Top(),)
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.stop is not None and self.first is None:
+        if isinstance(self.stop, Stop) and self.first is None:
             # From a random start, expected recalls of .93 turned out .44: what is missing resembles nothing seen.
             raise InputError(
                 "effort can be trusted only where a search starts from a first stage's best items, and this one starts "

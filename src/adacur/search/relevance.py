@@ -15,7 +15,7 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray
 from adacur.data.stored import read_record, read_versioned, sealed_json
 from adacur.errors import DamagedIndex, InputError
-from adacur.model.item_factors import ScoreScale
+from adacur.model.scale import ScoreScale
 from adacur.protocols import AnchorScores
 from adacur.records import Query
 from adacur.search.tuned import anchors_digest

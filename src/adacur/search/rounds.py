@@ -210,14 +210,14 @@ class RunningSearch:
         predicted = self.batch.final_predictions() if self._plan.keeps else None
         self._hits = []
         for at, search in enumerate(self.batch.searches):
-            answer = self._answer(at, search)
+            kept = None if predicted is None else predicted[at]
+            answer = self._answer(at, search, search.trace(settings=settings, approximate_scores=kept))
             for step in self._plan.finish:
                 answer = step(answer)
-            kept = None if predicted is None else predicted[at]
-            self._hits.append(answer.hits(search.trace(settings=settings, approximate_scores=kept)))
+            self._hits.append(answer.hits())
         return self._finished + self._hits
 
-    def _answer(self, at: int, search: AskTell) -> Answer:
+    def _answer(self, at: int, search: AskTell, trace: Trace) -> Answer:
         positions, scores, rounds = search.best()
         return Answer(
             search.query,
@@ -229,6 +229,9 @@ class RunningSearch:
             listed_scores=self.batch.listed[at] if self.batch.listed else np.empty(0),
             items_at=self.batch.items_at,
             keys_of=search.candidates.keys,
+            trace=trace,
+            n_left=search.candidates.n_left,
+            goes_on=bool(search.remaining),
         )
 
     def advance(self) -> bool:

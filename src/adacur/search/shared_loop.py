@@ -15,14 +15,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError
-from adacur.model.shared_posteriors import compute_together
+from adacur.model.device_posterior import compute_together
 from adacur.protocols import Scorer
 from adacur.records import Pair, Query
 from adacur.results import Hits
@@ -30,7 +30,7 @@ from adacur.scorers.wrapping import Wrapping, can_batch_callers, runs_side_by_si
 from adacur.scores import failure_of, joined_pairs, score_pairs
 from adacur.search import rounds
 from adacur.search.plan import Plan
-from adacur.search.planning import SearchOptions, plan_search
+from adacur.search.planning import plan_search
 from adacur.search.rounds import RunningSearch
 from adacur.search.sharing import Sharing
 
@@ -51,11 +51,12 @@ async def asearch_iter(
     *,
     every_round: bool = True,
     so_far: Callable[[Hits], None] | None = None,
-    **options: Unpack[SearchOptions],
+    plan_of: Callable[..., Plan] | None = None,
+    **options: Any,
 ) -> AsyncGenerator[Hits, None]:
     """Like `AnchorIndex.asearch_iter`, but the search does not wait for its reader between rounds.
 
-    Closing the generator ends it.
+    Closing the generator ends it. `options` are those of `plan_search`, or of `plan_of`, which takes no k.
 
     - `every_round`: False makes hits only at the end, which saves some time;
     - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them.
@@ -67,7 +68,8 @@ async def asearch_iter(
             so_far(hits[0])
 
     started = time.monotonic()
-    plan = await asyncio.to_thread(plan_search, index, k, **options)
+    make = partial(plan_search, k=k) if plan_of is None else plan_of
+    plan = await asyncio.to_thread(make, index, **options)
     steps = awaited(plan, [query], k, started=started, every_round=every_round, so_far=given_up)
     with index.searching(plan) as answers:
         # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.

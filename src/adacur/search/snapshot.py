@@ -281,6 +281,13 @@ class Snapshot:
         """How to read the scores of this version: as stored with it, or from its anchor scores where that is quick."""
         return read_relevance(self.home, self.anchors, compute=self.in_memory and not self.is_compressed)
 
+    def kept(self, key: str, make: Callable[[], Any]) -> Any:
+        """What was made of this version under a key, made once; others wait meanwhile."""
+        with self._learning:
+            if key not in self._cache:
+                self._cache[key] = make()
+            return self._cache[key]
+
     def set_relevance(self, relevance: Relevance) -> None:
         """Read the scores of this version like this from now on."""
         with self._lock:

@@ -5,12 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.search.effort import EffortPoint, EffortRule, entered, signs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """What a search for `k` items, of `planned` calls, knows after a round.
+
+    - `exact`: the exact scores of each round; `best`: all of them, best first;
+    - `chance_above(scores, ranks)`: the chances of the most promising unscored items to lie above the best scored of
+      these ranks, shape (items, scores).
+    """
+
+    k: int
+    planned: int
+    exact: Sequence[FloatArray]
+    best: FloatArray
+    chance_above: Callable[[FloatArray, IntArray], FloatArray]
+
+
+class StopRule(Protocol):
+    """Says after each round whether a search of one query has done enough."""
+
+    def after(self, now: Standing) -> tuple[float, bool]:
+        """The expected recall, which the round notes, and whether to end here."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """The choices that a result should name."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +51,17 @@ class Stop:
     recall: float
     effort: tuple[EffortRule, EffortPoint] | None = None
 
-    def is_enough(self, recall: float, exact: Sequence[FloatArray], *, k: int, planned: int) -> bool:
-        """Whether to end now, given the expected recall and the exact scores of each round."""
+    def after(self, now: Standing) -> tuple[float, bool]:
+        """As for any rule; no search ends with fewer than k items."""
+        if len(now.best) < now.k:
+            return 0.0, False
+        recall = expected_recall(now.chance_above, now.best[: now.k])
         if self.effort is None:
-            return recall >= self.recall
+            return recall, recall >= self.recall
         rule, point = self.effort
-        spent = sum(map(len, exact)) / planned
-        values = signs([recall], entered(exact, k=k), k=k, spent=spent)
-        return bool(rule.expected_loss(values) <= point.loss)
+        spent = sum(map(len, now.exact)) / now.planned
+        values = signs([recall], entered(now.exact, k=now.k), k=now.k, spent=spent)
+        return recall, bool(rule.expected_loss(values) <= point.loss)
 
     def settings(self) -> Mapping[str, Any]:
         """The choices that a result should name."""

@@ -15,7 +15,7 @@ from adacur.arrays import KeyArray
 from adacur.data.stored import read_array, read_json
 from adacur.errors import DamagedIndex, IndexMismatch, OtherFormat
 from adacur.model import Features, ItemFactors, PackedRows, ScoreScale
-from adacur.model.item_factors import Allocate
+from adacur.model.rows import Allocate
 from adacur.protocols import AnchorScores
 from adacur.store.manifest import manifest_in
 from adacur.store.versions import COMPRESSED

@@ -35,7 +35,7 @@ def store_that(method: str, answer: Any) -> CheckedStore:
         return answer
 
     setattr(store, method, answered)
-    return CheckedStore(store)
+    return CheckedStore(store, waits=(0, 0))
 
 
 def ask(store: CheckedStore, method: str) -> Any:

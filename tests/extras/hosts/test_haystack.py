@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from haystack import Document, Pipeline, default_from_dict
+from haystack.components.joiners import DocumentJoiner
 from haystack.core.errors import DeserializationError
 from haystack.document_stores.types import FilterPolicy
 
 import adacur
 from adacur import AnchorIndex
-from adacur.errors import BudgetError, InputError, NotAnIndex, UnknownName
-from adacur.extras.haystack import AdacurRanker, AdacurRetriever
-from tests.host_world import ITEMS, QUERY, make_index, shared_words
+from adacur.errors import BudgetError, InputError, NotAnIndex
+from adacur.extras.haystack import AdacurRetriever, items_of
+from tests.host_world import QUERY, make_index, shared_words
 
 SCORER = "tests.host_world:shared_words"
 
@@ -35,21 +36,21 @@ def index(path: Path) -> Iterator[AnchorIndex]:
 def pipeline_on(path: Path) -> Pipeline:
     pipeline = Pipeline()
     pipeline.add_component("retriever", AdacurRetriever(path, top_k=20, scorer=SCORER, budget=30, first="bm25"))
-    pipeline.add_component("ranker", AdacurRanker(SCORER, top_k=2))
-    pipeline.connect("retriever.documents", "ranker.documents")
+    pipeline.add_component("joiner", DocumentJoiner(top_k=2))
+    pipeline.connect("retriever.documents", "joiner.documents")
     return pipeline
 
 
-ASKED = {"retriever": {"query": QUERY}, "ranker": {"query": QUERY}}
+ASKED = {"retriever": {"query": QUERY}}
 
 
 def test_a_pipeline_written_as_yaml_and_read_again_answers_the_same(path: Path, index: AnchorIndex) -> None:
     pipeline = pipeline_on(path)
     again = Pipeline.loads(pipeline.dumps(), allowed_modules=["adacur"])
-    found = again.run(ASKED)["ranker"]["documents"]
+    found = again.run(ASKED)["joiner"]["documents"]
 
     assert again.to_dict() == pipeline.to_dict()
-    assert found == pipeline.run(ASKED)["ranker"]["documents"]
+    assert found == pipeline.run(ASKED)["joiner"]["documents"]
     assert [document.id for document in found] == list(index.search(QUERY, 20, budget=30, first="bm25").ids[:2])
     for one in (pipeline, again):
         one.close()
@@ -97,23 +98,17 @@ def test_objects_serve_in_python_and_are_refused_in_a_file(path: Path) -> None:
     retriever = AdacurRetriever(path, scorer=shared_words)
 
     assert retriever.run(QUERY, top_k=1)["documents"]
-    with pytest.raises(InputError, match="function"):
+    with pytest.raises(InputError):
         retriever.to_dict()
-    with pytest.raises(InputError, match="function"):
-        AdacurRanker(shared_words).to_dict()
 
 
 def test_nothing_is_opened_before_it_is_warmed_up(tmp_path: Path) -> None:
-    retriever, ranker = AdacurRetriever(tmp_path / "none"), AdacurRanker("nonsense")
+    retriever = AdacurRetriever(tmp_path / "none")
 
     with pytest.raises(NotAnIndex):
         retriever.warm_up()
-    with pytest.raises(UnknownName):
-        ranker.warm_up()
     with pytest.raises(NotAnIndex):
         asyncio.run(retriever.warm_up_async())
-    with pytest.raises(UnknownName):
-        asyncio.run(ranker.warm_up_async())
 
 
 class Closable:
@@ -142,20 +137,6 @@ def test_warming_up_twice_opens_once_and_a_run_after_closing_opens_again(path: P
 
     assert scorer.closed == 1
     assert retriever.run(QUERY) == before
-
-
-def test_a_ranker_closes_what_it_opened_and_not_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, named = Closable(), Closable()
-    monkeypatch.setattr("tests.host_world.NAMED", named, raising=False)
-    documents = [Document(content=item.text) for item in ITEMS[:5]]
-    for ranker in (AdacurRanker(given, top_k=1), AdacurRanker("tests.host_world:NAMED", top_k=1)):
-        before = ranker.run(QUERY, documents)
-        ranker.close()
-        ranker.close()
-        assert ranker.run(QUERY, documents) == before
-        assert len(ranker.run(QUERY, documents, top_k=3)["documents"]) == 3
-
-    assert (given.closed, named.closed) == (0, 1)
 
 
 def compared(field: str, operator: str, value: Any) -> dict[str, Any]:
@@ -210,30 +191,25 @@ def test_filters_of_a_run_replace_those_of_the_component_or_join_them(path: Path
 
 
 @pytest.mark.parametrize(
-    ("filters", "message"),
+    "filters",
     [
-        ({"field": "meta.year", "operator": "~", "value": 3}, "Unknown comparison operator '~'"),
-        ({"operator": "AND"}, "'conditions' key missing"),
-        ({"field": "meta.kind", "operator": ">", "value": "ship"}, "Can't compare strings"),
+        {"field": "meta.year", "operator": "~", "value": 3},
+        {"operator": "AND"},
+        {"field": "meta.kind", "operator": ">", "value": "ship"},
     ],
 )
-def test_a_filter_that_cannot_be_applied_says_why(path: Path, filters: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_a_filter_that_cannot_be_applied_is_refused(path: Path, filters: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
         AdacurRetriever(path, scorer=shared_words).run(QUERY, filters=filters)
 
 
-def test_a_top_k_that_is_no_count_is_refused(path: Path) -> None:
-    for make in (lambda: AdacurRetriever(path, top_k=0), lambda: AdacurRanker(SCORER, top_k=-1)):
-        with pytest.raises(BudgetError):
-            make()
-    for run in (
-        lambda: AdacurRetriever(path, scorer=SCORER).run(QUERY, top_k=0),
-        lambda: AdacurRanker(SCORER).run(QUERY, [Document(content="a")], top_k=0),
-    ):
-        with pytest.raises(BudgetError):
-            run()
+def test_a_top_k_below_one_is_refused(path: Path) -> None:
+    with pytest.raises(BudgetError):
+        AdacurRetriever(path, top_k=0)
+    with pytest.raises(BudgetError):
+        AdacurRetriever(path, scorer=SCORER).run(QUERY, top_k=0)
 
 
-def test_a_document_without_a_text_cannot_be_ranked() -> None:
-    with pytest.raises(InputError, match="'picture'"):
-        AdacurRanker(SCORER).run(QUERY, [Document(id="picture")])
+def test_a_document_without_a_text_does_not_become_an_item() -> None:
+    with pytest.raises(InputError):
+        items_of([Document(id="picture")])

@@ -86,17 +86,21 @@ def test_a_filter_means_what_it_means_in_a_search(index: AnchorIndex) -> None:
     assert {hit["id"] for hit in answer.structured_content["hits"]} == {ITEMS[3].id, ITEMS[5].id}
 
 
-def test_there_is_one_tool_and_it_says_what_it_searches(index: AnchorIndex) -> None:
+def test_there_are_two_tools_and_they_say_what_they_search(index: AnchorIndex) -> None:
     server = create_server(index, k=4, budget=20, max_budget=50, description="Things of all colours.")
 
-    (tool,) = ask(server, lambda client: client.list_tools()).tools
+    tool, find = ask(server, lambda client: client.list_tools()).tools
 
     assert tool.name == "search"
     assert tool.description.startswith("Search 80 items. Things of all colours. ")
     assert tool.input_schema["required"] == ["query"]
     assert tool.input_schema["properties"]["budget"]["maximum"] == 50
     assert tool.output_schema["required"] == ["hits", "calls", "stopped"]
+    assert find.name == "find"
+    assert find.input_schema["required"] == ["query", "above"]
+    assert find.input_schema["properties"]["budget"]["default"] == 50
     assert tool.annotations.read_only_hint
+    assert find.annotations.read_only_hint
     answer = call(server, {"query": "a heavy ship"}).structured_content
     assert (len(answer["hits"]), answer["calls"]) == (4, 20)
 
@@ -158,7 +162,7 @@ def test_what_nobody_asked_for_keeps_to_the_largest_budget(
 ) -> None:
     server = create_server(index, max_budget=max_budget)
 
-    (tool,) = ask(server, lambda client: client.list_tools()).tools
+    tool, _ = ask(server, lambda client: client.list_tools()).tools
     answer = call(server, {"query": "a heavy ship"}).structured_content
 
     assert (len(answer["hits"]), answer["calls"]) == (hits, calls)
@@ -206,7 +210,7 @@ def test_the_command_serves_over_stdin_and_stdout_and_nothing_else_speaks_there(
 
     tools, found, refused = ask(command, both)
 
-    assert [tool.name for tool in tools.tools] == ["search"]
+    assert [tool.name for tool in tools.tools] == ["search", "find"]
     assert "Things." in tools.tools[0].description
     expected = index.search("a heavy ship", k=10, budget=20)
     assert tuple(hit["id"] for hit in found.structured_content["hits"]) == expected.ids

@@ -107,7 +107,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 import test_cluster_build as tests
-tests.build(Path(sys.argv[1]), tests.logged(Path(sys.argv[2]), nap=0.3), on=tests.Ray(sys.argv[3]))
+tests.build(Path(sys.argv[1]), tests.logged(Path(sys.argv[2]), nap=0.3), executor=tests.Ray(sys.argv[3]))
 """
 
 
@@ -166,12 +166,12 @@ def other():
 # --- at the door
 
 
-@pytest.mark.parametrize("on", [2, "ray", True])
-def test_workers_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, on) -> None:
-    with pytest.raises(InputError, match=str(on)):
-        build(tmp_path / "index", on=on)
-    with pytest.raises(InputError, match=str(on)):
-        estimate(ITEMS, ANCHORS, scorer=FunctionScorer(score), n_items=400, n_anchors=8, on=on)
+@pytest.mark.parametrize("executor", [2, "ray", True])
+def test_workers_that_make_no_sense_are_refused_before_anything_is_written(tmp_path, executor) -> None:
+    with pytest.raises(InputError, match=str(executor)):
+        build(tmp_path / "index", executor=executor)
+    with pytest.raises(InputError, match=str(executor)):
+        estimate(ITEMS, ANCHORS, scorer=FunctionScorer(score), n_items=400, n_anchors=8, executor=executor)
     assert not (tmp_path / "index").exists()
     with pytest.raises(InputError, match="0"):
         Ray(workers=0)

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from adacur import Cached, Item, Query
+from adacur import Item, Query
 from adacur.extras.server.metrics import Metrics
 from adacur.extras.server.scoring import ServedScorers
 from adacur.money import Price
-from adacur.scorers import FunctionScorer, Metered
+from adacur.scorers import FunctionScorer
 from adacur.scorers.calling import ascore
 from tests.serving_world import TextScorer
 
@@ -53,26 +53,6 @@ def counted(metrics: Metrics, name: str) -> float:
     value = metrics.registry.get_sample_value("adacur_scorer_calls_total", {"scorer": name})
     assert value is not None
     return value
-
-
-@pytest.mark.parametrize("wrap", [lambda scorer: scorer, Metered, lambda scorer: Metered(Metered(scorer))])
-async def test_plain_functions_share_calls_only_where_that_is_asked_for(wrap):
-    for shared in (True, False):
-        functions = Functions()
-        metrics = await asked_by_twenty(wrap(FunctionScorer(functions.plain, name="f", can_batch_callers=shared)))
-        assert counted(metrics, "f") == functions.calls
-        assert functions.calls == 20 if not shared else functions.calls < 15
-
-
-async def test_a_cache_in_front_shares_calls_too(tmp_path):
-    functions = Functions()
-    with Cached(
-        FunctionScorer(functions.plain, name="f", can_batch_callers=True), tmp_path / "scores.sqlite", key="k"
-    ) as scorer:
-        await asked_by_twenty(scorer)
-        paid = functions.calls
-        await asked_by_twenty(scorer)
-    assert functions.calls == paid < 15
 
 
 async def test_what_runs_side_by_side_by_itself_is_left_to():

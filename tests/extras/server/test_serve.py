@@ -1053,6 +1053,7 @@ def test_every_route_is_described(client):
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/search",
+        "/v1/find",
         "/v1/rerank",
         "/v2/rerank",
         "/rerank",

@@ -184,13 +184,13 @@ def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes
     swapped = []
 
     def reply(asked):
-        if asked.method == "GET" or not swapped:
+        if not swapped:
             return None
         results = [{"index": at, "score": logit_of(text, "swapped")} for at, text in enumerate(asked.body["texts"])]
         return Reply(body=results)
 
     items = [Item(f"i{n}", f"item number {n}") for n in range(40)]
-    with RerankServer("tei", reply=reply) as server, HttpScorer(server.root) as scorer:
+    with RerankServer("tei", reply=reply) as server, HttpScorer(server.root, kind="tei") as scorer:
         index = adacur.build(items, ["one", "two", "three"], scorer=scorer, path=tmp_path / "x.adacur", progress=False)
         app = create_app({"x": index}, settings=ServerSettings(refuse_drift=True))
         with TestClient(app) as client:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from adacur import AnchorIndex, Item, Query
@@ -34,3 +36,14 @@ def word_index(n_queries: int = 150, *, n_topics: int = 6) -> AnchorIndex:
     for row, query in enumerate(collection.queries):
         scores[row, [int(id_[1:]) for id_ in collection.qrels[query.id]]] += 4
     return AnchorIndex.from_arrays(items=collection.items, anchor_queries=collection.queries, scores=scores)
+
+
+def pooled(base: Path, folder: Path) -> Path:
+    """A base as a model of sentence-transformers with the mean of tokens' vectors, of length 1: quick to learn."""
+    import sentence_transformers
+
+    modules = sentence_transformers.sentence_transformer.modules
+    tower = [modules.Transformer(str(base)), modules.Pooling(32, "mean"), modules.Normalize()]
+    model = sentence_transformers.SentenceTransformer(modules=tower, device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
+    return folder

@@ -1,4 +1,4 @@
-"""Ids that repeat or are absent, named all at once."""
+"""Ids that repeat or are absent."""
 
 from __future__ import annotations
 
@@ -19,25 +19,13 @@ def messy(tmp_path):
     return file
 
 
-def test_all_repeated_ids_of_a_file_are_named_at_once(messy) -> None:
-    with pytest.raises(DuplicateId) as raised:
+def test_a_repeated_id_is_named_with_both_lines(messy) -> None:
+    with pytest.raises(DuplicateId, match=r"line 4.*'a'.*line 2.*--repeated"):
         list(read_items(messy))
-    said = str(raised.value)
-    assert "3 records" in said
-    assert "repeated='first'" in said
-    assert all(f"{id_!r} on line {line}" in said for id_, line in (("a", 4), ("b", 6), ("a", 7)))
-
-
-def test_only_the_first_few_of_many_repeats_are_named(tmp_path) -> None:
-    file = tmp_path / "same.csv"
-    file.write_text("id,text\n" + "a,one\n" * 1000)
-    with pytest.raises(DuplicateId, match="999 records") as raised:
-        list(read_items(file))
-    assert len(str(raised.value)) < 500
 
 
 def test_the_first_of_each_id_can_be_kept_and_the_others_are_named(messy) -> None:
-    with pytest.warns(DataWarning, match="3 records.*'a' on line 4"):
+    with pytest.warns(DataWarning, match="3.*'a' on line 4"):
         items = list(ItemFile(messy, repeated="first"))
     assert [(item.id, item.text) for item in items] == [("a", "one"), ("b", "two"), ("c", "four")]
     with pytest.raises(UnknownOption, match="'last'"):
@@ -58,10 +46,10 @@ def test_a_build_by_command_can_keep_the_first_of_each_id(messy) -> None:
         ("a.jsonl", '{"id": 1, "text": "x"}\n\n{"text": "y"}\n{"id": 3, "text": "z"}\n{"id": null, "text": "w"}\n'),
     ],
 )
-def test_all_records_without_an_id_are_named_at_once_and_lines_can_be_numbered(tmp_path, name, content) -> None:
+def test_a_record_without_an_id_is_named_and_lines_can_be_numbered(tmp_path, name, content) -> None:
     file = tmp_path / name
     file.write_text(content)
-    with pytest.raises(FileFormatError, match=r"2 records have no id, of 4, on lines 3, 5.*--id-field line"):
+    with pytest.raises(FileFormatError, match="line 3"):
         list(read_items(file))
     items = list(read_items(file, id_field="line"))
     assert [item.text for item in items] == ["x", "y", "z", "w"]
@@ -76,5 +64,5 @@ def test_a_field_called_line_is_a_field(tmp_path) -> None:
 
 
 def test_all_repeated_ids_of_records_are_named_at_once() -> None:
-    with pytest.raises(DuplicateId, match="'a', 'b' occur more than once"):
+    with pytest.raises(DuplicateId, match="'a', 'b'"):
         ItemList([Item(id_, "x") for id_ in "abcab"])

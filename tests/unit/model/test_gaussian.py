@@ -11,8 +11,8 @@ import pytest
 from adacur import AnchorIndex
 from adacur.errors import InputError
 from adacur.model import GaussianModel, PseudoInverse
-from adacur.model.item_factors import ScoreScale
 from adacur.model.rank_slopes import RankSlopes
+from adacur.model.scale import ScoreScale
 from adacur.store import AnchorTable
 from tests.conftest import World, make_world
 

@@ -9,7 +9,7 @@ import pytest
 
 from adacur.errors import InputError
 from adacur.model import GaussianModel
-from adacur.model.shared_posteriors import SharedPosteriors
+from adacur.model.device_posterior import DevicePosterior
 from adacur.search import AdaCUR, AnchorIndex
 from tests.conftest import make_world
 
@@ -86,7 +86,7 @@ def test_a_search_on_a_device_scores_the_items_that_numpy_would(first_weight) ->
     pytest.importorskip("torch")
     on_device = gaussian(device="cpu")
     assert found(on_device, first_weight=first_weight) == found(gaussian(), first_weight=first_weight)
-    assert isinstance(told(on_device), SharedPosteriors)
+    assert isinstance(told(on_device), DevicePosterior)
     assert np.stack([np.asarray(row) for row in told(on_device).predict()]) == pytest.approx(
         told(gaussian()).predict(), abs=1e-4
     )

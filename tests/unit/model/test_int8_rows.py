@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adacur.model import int8_matmul as int8_products
-from adacur.model import item_factors
+from adacur.model import rows as packed_rows
 from adacur.model.acquire import best_positions, nth_largest
-from adacur.model.item_factors import ItemFactors, PackedRows
+from adacur.model.rows import ItemFactors, PackedRows
 
 here = pytest.mark.skipif(not int8_products.multiplies_int8(), reason="NumKong is not installed (extra int8)")
 
@@ -46,11 +46,12 @@ def test_products_of_bytes_are_closer_to_the_truth_than_float32_is(seed, width, 
 @given(seed=st.integers(0, 2**32))
 def test_with_numkong_and_without_the_same_items_are_best_unless_they_are_as_good(seed) -> None:
     factors, rng = factors_of(seed, 20_000, 96), np.random.default_rng(seed)
-    weights, means, keys = rng.normal(size=96), rng.normal(size=20_000).astype(np.float32), np.arange(20_000)
-    by_bytes = factors.predictions(weights, means=means)
+    weights, keys = np.append(rng.normal(size=96), [1.0, 0.0])[None], np.arange(20_000)
+    means = rng.normal(size=20_000).astype(np.float32)
+    by_bytes = factors.predictions(weights, means)[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(item_factors, "multiplies_int8", lambda: False)
-        widened = factors.predictions(weights, means=means)
+        patch.setattr(packed_rows, "multiplies_int8", lambda: False)
+        widened = factors.predictions(weights, means)[0]
     assert not np.array_equal(by_bytes, widened)
     ours, theirs = (best_positions(values, 100, keys=keys) for values in (by_bytes, widened))
     rounding = 1e-5 * float(np.abs(widened).max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.model.item_factors import ItemFactors, PackedRows
+from adacur.model.rows import ItemFactors, PackedRows
 
 RNG = np.random.default_rng(0)
 EMBEDDINGS = RNG.normal(size=(500, 12)) + 2.0
@@ -31,6 +31,13 @@ def compressed(factors: ItemFactors, *, columns: int, storage: str, root: np.nda
     )
 
 
+def products(factors: ItemFactors, weights: np.ndarray, means: np.ndarray | None = None) -> np.ndarray:
+    """The features of all items, and means once, times the weights of one query or of several."""
+    weights = np.atleast_2d(weights)
+    last = np.repeat([[float(means is not None), 0.0]], len(weights), axis=0)
+    return factors.predictions(np.hstack([weights, last]), np.zeros(factors.n_items) if means is None else means)
+
+
 def off(factors: ItemFactors) -> float:
     """Root mean square difference of the features, in units of their spread."""
     whole = FACTORS.rows(ALL)
@@ -50,8 +57,8 @@ def test_the_directions_that_are_spread_are_kept() -> None:
     root = np.linalg.cholesky(queries @ queries.T)
     plain = compressed(FACTORS, columns=1, storage="float32", root=np.eye(52))
     towards = compressed(FACTORS, columns=1, storage="float32", root=root)
-    exact = FACTORS.product(wanted)
-    assert np.abs(towards.product(wanted) - exact).max() < 0.05 * np.abs(plain.product(wanted) - exact).max()
+    exact = products(FACTORS, wanted)[0]
+    assert np.abs(products(towards, wanted) - exact).max() < 0.05 * np.abs(products(plain, wanted) - exact).max()
 
 
 @pytest.mark.parametrize("storage", ["int8", "float16", "float32"])
@@ -67,8 +74,8 @@ def test_products_are_those_of_the_rows(storage) -> None:
         weights = RNG.normal(size=(3, 52))
         exact = factors.rows(ALL) @ weights.T
         assert factors.n_features == 52
-        assert factors.product(weights[0]) == pytest.approx(exact[:, 0], abs=2e-4)
-        assert factors.products(weights) == pytest.approx(exact.T, abs=2e-4)
+        assert products(factors, weights[0])[0] == pytest.approx(exact[:, 0], abs=2e-4)
+        assert products(factors, weights) == pytest.approx(exact.T, abs=2e-4)
 
 
 def test_items_in_front_by_the_leading_columns_are_predicted_by_all_columns() -> None:
@@ -76,8 +83,8 @@ def test_items_in_front_by_the_leading_columns_are_predicted_by_all_columns() ->
     whole = rng.normal(size=(9000, 24)) * np.geomspace(10, 0.001, 24)
     factors = compressed(ItemFactors([PackedRows(whole)], np.zeros(24)), columns=20, storage="float32", root=np.eye(24))
     weights, means = rng.normal(size=24), rng.normal(size=9000)
-    predicted = factors.predictions(weights, means=means)
-    exact = factors.product(weights) + means
+    predicted = products(factors, weights, means)[0]
+    exact = factors.rows(np.arange(9000)) @ weights + means
     in_front = np.argsort(-exact)[:1000]
     assert predicted[in_front] == pytest.approx(exact[in_front], abs=1e-4)
     assert np.argsort(-predicted)[:1000].tolist() == in_front.tolist()
@@ -89,19 +96,24 @@ def test_items_in_front_by_the_leading_columns_are_predicted_by_all_columns() ->
         mixing=factors.mixing,
         leading=True,
     )
-    assert moved.predictions(weights, means=means[turned]) == pytest.approx(predicted[turned], abs=1e-5)
+    assert products(moved, weights, means[turned])[0] == pytest.approx(predicted[turned], abs=1e-5)
 
 
 def test_of_few_items_all_are_predicted_by_all_columns() -> None:
     factors = compressed(FACTORS, columns=15, storage="int8", root=np.eye(52))
     weights, means = RNG.normal(size=52), RNG.normal(size=500)
-    assert factors.predictions(weights, means=means) == pytest.approx(factors.product(weights) + means, abs=2e-4)
+    assert products(factors, weights, means)[0] == pytest.approx(factors.rows(ALL) @ weights + means, abs=2e-4)
 
 
-def test_features_on_a_device_are_the_same() -> None:
-    pytest.importorskip("torch")
-    weights = RNG.normal(size=52)
+@pytest.mark.parametrize("n_queries", [1, 3])
+def test_features_on_a_device_are_the_same(n_queries) -> None:
+    torch = pytest.importorskip("torch")
+    weights, means = RNG.normal(size=(n_queries, 54)), RNG.normal(size=500).astype(np.float32)
     for factors in (FACTORS, compressed(FACTORS, columns=15, storage="int8", root=np.eye(52))):
         moved = factors.on("cpu")
-        assert moved.rows(ALL) == pytest.approx(factors.rows(ALL), abs=0.05)
-        assert moved.product(weights).numpy() == pytest.approx(moved.rows(ALL) @ weights, abs=2e-4)
+        rows = moved.rows(torch.from_numpy(ALL)).numpy()
+        assert rows == pytest.approx(factors.rows(ALL), abs=0.05)
+        exact = weights @ np.hstack([rows, means[:, None], np.ones((500, 1))]).T
+        for given, of in ((weights, factors), (torch.from_numpy(weights), moved)):
+            predicted = of.predictions(given, means if of is factors else torch.from_numpy(means))
+            assert np.asarray(predicted) == pytest.approx(exact, abs=5e-4)

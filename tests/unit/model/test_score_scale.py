@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.model.item_factors import ScoreScale
+from adacur.model.scale import ScoreScale
 from adacur.seeds import item_keys
 
 KEYS = item_keys(f"i{number}" for number in range(3000))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from adacur.errors import InputError
-from adacur.model import GaussianModel, PackedRows, item_factors
+from adacur.model import GaussianModel, PackedRows
+from adacur.model import rows as packed_rows
 from tests.conftest import make_world
 
 WORLD = make_world(n_items=9000, n_anchors=60, rank=12, noise=0.3)
@@ -60,9 +61,9 @@ def test_blocks_give_the_features_that_the_whole_gives(rank, storage) -> None:
     assert blocks.means == pytest.approx(whole.means, abs=1e-12)
     assert blocks.variance == pytest.approx(whole.variance)
     assert blocks.embedding_variance == pytest.approx(whole.embedding_variance)
-    weights = np.random.default_rng(1).normal(size=72)
-    one = whole.factors.product(weights)
-    assert blocks.factors.product(weights) == pytest.approx(one, abs=float(0.02 * one.std()))
+    weights = np.append(np.random.default_rng(1).normal(size=72), [0.0, 0.0])[None]
+    one = whole.predictions(weights)
+    assert blocks.predictions(weights) == pytest.approx(one, abs=float(0.02 * one.std()))
     steps = [np.abs(a.values.astype(float) - b.values).max() for a, b in zip(*_parts(blocks, whole), strict=True)]
     assert max(steps) <= (1 if storage == "int8" else 1e-4)
     expected = {"means", *(f"part{number}" for number in range(len(steps)))}
@@ -76,8 +77,8 @@ def _parts(*features):
 def test_compressed_features_are_those_of_the_full_ones() -> None:
     full = gaussian().features_of(WORLD.index)
     whole = gaussian().compressed(WORLD.index, rank=60, storage="float32")
-    weights = np.random.default_rng(1).normal(size=72)
-    assert whole.factors.product(weights) == pytest.approx(full.factors.product(weights), abs=1e-3)
+    weights = np.append(np.random.default_rng(1).normal(size=72), [0.0, 0.0])[None]
+    assert whole.predictions(weights) == pytest.approx(full.predictions(weights), abs=1e-3)
     assert whole.means == pytest.approx(full.means)
     assert whole.variance == pytest.approx(full.variance)
 
@@ -144,9 +145,9 @@ def test_products_are_the_same_on_any_number_of_threads(dtype, monkeypatch) -> N
     scales = rng.random(30_011).astype(np.float32) if dtype == "int8" else None
     rows, weights, some = PackedRows(values, scales), rng.normal(size=96), rng.permutation(30_011)[:20_000]
     products = []
-    monkeypatch.setattr(item_factors, "_NUMBERS_PER_THREAD", 200_000)
+    monkeypatch.setattr(packed_rows, "_NUMBERS_PER_THREAD", 200_000)
     for cores in (1, 2, 3, 16):
-        monkeypatch.setattr(item_factors, "_blas_threads", lambda cores=cores: cores)
+        monkeypatch.setattr(packed_rows, "_blas_threads", lambda cores=cores: cores)
         assert len(rows._shares(30_011, height=rows._height(131_072))) == min(cores, 12)
         products.append((rows.product(weights), rows.product(weights, some)))
     np.testing.assert_allclose(products[0][0], rows.rows(np.arange(30_011)) @ weights, rtol=1e-3, atol=0.01)

@@ -1,4 +1,4 @@
-"""An evaluation of a BEIR folder, its runs and the page."""
+"""An evaluation of a BEIR folder, and its runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from adacur.data import read_beir
 from adacur.errors import AdacurError, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, FIRST_STAGES
 from adacur.replay import Run, Start, evaluate, measures
-from adacur.replay import judged_collection as collections
 from adacur.replay.comparison import OWN_ORDER, verdict
 from adacur.scorers import Cached
 from adacur.scorers import scorer as opened
@@ -81,22 +81,11 @@ def test_what_is_scored_is_not_scored_again(places, tmp_path) -> None:
     assert len(again.runs) == len(first.runs) + 4
 
 
-def test_sizes_of_an_interrupted_evaluation_are_kept(places, tmp_path) -> None:
-    options = {"scorer": score, "output": tmp_path / "out", "methods": ["rerank"], "progress": False}
-    first = evaluate(places, queries=5, anchors=7, **options)
-    again = evaluate(places, **options)
-    assert again.runs[0].query_ids == first.runs[0].query_ids
-    other = places.rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="elsewhere"):
-        evaluate(other, **options)
-
-
 def test_before_scoring_it_says_what_will_be_evaluated_and_what_it_costs(run_it) -> None:
     seen: list[Start] = []
     run_it(on_start=seen.append, budgets=(10, 500), methods=["gaussian", "rerank"])
     (start,) = seen
     assert (start.collection, start.n_items, start.n_test, start.n_anchors) == ("places", 60, 6, 15)
-    assert not start.pseudo_anchors
     assert start.cost is not None
     assert start.cost.pairs == 60 * 21
     assert any("60" in note for note in start.notes)
@@ -128,7 +117,7 @@ def test_the_first_stage_alone_is_a_run_without_calls_and_recall_is_by_the_score
     alone, _, exact, _ = done.runs
     assert (alone.method, alone.settings["budget"], alone.settings["rounds"]) == ("first", 0, 0)
     assert set(alone.measures["calls"]) == {0.0}
-    collection = collections.read_collection(places)
+    collection = read_beir(places)
     asked = [next(query for query in collection.queries if query.id == id_) for id_ in alone.query_ids]
     stage = BM25.build(collection.items)
     ids = [[stage.ids[at] for at in positions] for positions, _ in stage.search(asked, 10)]
@@ -165,10 +154,8 @@ def test_no_anchor_is_scored_where_no_method_uses_any(run_it) -> None:
 def test_pseudo_queries_are_anchors_where_too_few_queries_are_left(run_it) -> None:
     seen: list[Start] = []
     done = run_it(anchors=50, methods=["adacur", "rerank"], on_start=seen.append)
-    assert seen[0].pseudo_anchors
-    assert "pseudo_anchors" not in done.runs[0].made
-    assert done.runs[1].made["pseudo_anchors"]
-    assert "pseudo_anchors" not in done.runs[2].made
+    assert any("pseudo-queries" in note for note in seen[0].notes)
+    assert [run.made.get("pseudo_anchors") for run in done.runs] == [None, True, None, True, None]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +166,7 @@ def test_pseudo_queries_are_anchors_where_too_few_queries_are_left(run_it) -> No
         ({"ks": [61]}, InputError, "61"),
         ({"ks": [0]}, InputError, "0"),
         ({"methods": []}, AdacurError, "rerank"),
-        ({"anchors": None, "minutes": 0}, InputError, "0"),
+        ({"anchors": 0}, InputError, "0"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_scored(run_it, tmp_path, options, error, value) -> None:
@@ -202,30 +189,15 @@ def test_a_run_that_fails_stops_no_other(run_it) -> None:
     assert [run.method for run in done.runs] == ["first", "rerank", "rerank"]
 
 
-def test_a_sample_keeps_every_item_that_is_judged_and_has_a_name_with_its_size(places, run_it) -> None:
-    done = run_it(items=20, ks=[1, 5])
-    assert {run.collection for run in done.runs} == {"places-20-items"}
-    assert done.runs[0].made["items"] == 20
-    whole = collections.read_collection(places)
-    sampled = collections.sample(whole, 20, n_test=6, seed=0)
-    judged = {id_ for grades in sampled.qrels.values() for id_ in grades}
-    ids = [item.id for item in sampled.items]
-    assert judged <= set(ids)
-    assert ids == [item.id for item in whole.items if item.id in set(ids)]
-    assert collections.sample(whole, 4000, n_test=6, seed=0) is whole
-
-
-def test_where_the_fewest_queries_do_not_fit_a_sample_is_taken(places, monkeypatch) -> None:
-    monkeypatch.setattr(collections, "_FEWEST_ITEMS", 20)
-    options = {"scorer": opened(score), "minutes": 1e-9, "anchors": None, "queries": None, "items": None}
-    sizes = collections.choose_sizes(collections.read_collection(places), places, places / "none.json", **options)
-    assert (sizes.items, sizes.queries, sizes.anchors) == (20, 5, 10)
-    # Most of the items would take as long as all of them.
-    monkeypatch.setattr(collections, "_FEWEST_ITEMS", 31)
-    assert (
-        collections.choose_sizes(collections.read_collection(places), places, places / "none.json", **options).items
-        is None
-    )
+def test_a_sample_keeps_every_item_that_is_judged_relevant_and_has_a_name_with_its_size(places, run_it) -> None:
+    done = run_it(items=20, ks=[1, 5], methods=["rerank", "exact"])
+    (name,) = {run.collection for run in done.runs}
+    n_items = done.runs[0].made["items"]
+    assert name == f"places-{n_items}-items"
+    assert 20 <= n_items < 60
+    # Every item that is judged relevant can be found.
+    assert (done.runs[-1].measures["calls"] == n_items).all()
+    assert run_it(items=4000).runs[0].collection == "places"
 
 
 def test_without_judgements_recall_is_measured_and_a_note_says_so(places, run_it) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from adacur import BM25
-from adacur.data import read_queries
-from adacur.data.cache_folder import cache_folder
+from adacur.data import cache_folder, read_queries
 from adacur.errors import FileFormatError, InputError, ScorerFailed
 from adacur.first_stages import EncoderCard
 from adacur.records import Item, Query
@@ -22,6 +21,7 @@ from adacur.replay import Trial, TrialSizes, material, measures, top_k_recall, t
 from adacur.replay.advice import Advice, typed_source
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
+from adacur.replay.searches import Way
 from adacur.scorers import Cached, FunctionScorer, MatrixScorer
 from adacur.search import AnchorIndex
 
@@ -129,7 +129,7 @@ def test_with_every_item_scored_the_estimate_is_the_recall(tmp_path: Path) -> No
     index = AnchorIndex.from_items(items, scorer=MatrixScorer(asked, items, scores))
     hits = index.search(asked, 5, budget=20, method="rerank", first="bm25")
     exact = dict(zip([query.id for query in asked], top_k_recall(hits, scores, k=5), strict=True))
-    estimated = measured.recalls(measured.scored_by("bm25", 20))
+    estimated = measured.recalls(Way("rerank", "bm25", 20))
 
     assert estimated.tolist() == [exact[query.id] for query in measured.queries]
     assert 0.1 < estimated.mean() < 0.9
@@ -139,12 +139,12 @@ def test_random_items_correct_what_the_lists_alone_would_overestimate(tmp_path: 
     items, asked = write_world(tmp_path / "world")
     scores = noisy_scores(items, asked)
     whole = measured_world(tmp_path, scores, grid=N_ITEMS)
-    truth = whole.recalls(whole.scored_by("bm25", 20)).mean()
+    truth = whole.recalls(Way("rerank", "bm25", 20)).mean()
 
     estimates = []
     for seed in range(12):
         some = measured_world(tmp_path, scores, grid=60, seed=seed)
-        estimates.append(some.recalls(some.scored_by("bm25", 20)).mean())
+        estimates.append(some.recalls(Way("rerank", "bm25", 20)).mean())
 
     assert np.mean(estimates) == pytest.approx(truth, abs=0.07)
     # The best of the list alone would be all of the best.

@@ -8,7 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +18,11 @@ from adacur.errors import BudgetError, DamagedIndex, InputError, OtherFormat
 from adacur.first_stages import Matrix
 from adacur.model import GaussianModel, PseudoInverse
 from adacur.replay import top_k_recall, tune
-from adacur.replay.held_out import HeldOut, method_of
-from adacur.replay.replayed_settings import Replays, best_stage, choose_settings, stages_of, store_tuning, verdict
+from adacur.replay.chosen_settings import best_stage, choose_settings, replays
+from adacur.replay.held_out import HeldOut
+from adacur.replay.searches import Searches, Way, method_of
+from adacur.replay.storing import store_tuning
+from adacur.replay.tuning_verdict import verdict
 from adacur.scorers import MatrixScorer
 from adacur.search.index_stages import learned_slopes
 from adacur.search.planning import plan_search
@@ -84,9 +86,10 @@ def stored(make_world, path: Path) -> AnchorIndex:
 def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
     world, index, first = replayed
     held_out = HeldOut(index.anchors, queries=10)
-    recalls = Replays(held_out, {None: index.snapshot.stage(None)}, GaussianModel(), k=8, budget=25).recalls(
-        "adacur", None
+    searches = Searches(
+        index.anchors, held_out.queries, k=8, stages={None: index.snapshot.stage(None)}, least=held_out.least
     )
+    recalls = searches.recalls(Way("adacur", None, 25))
     for query, position, recall in zip(held_out.queries, held_out.positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
         scorer = MatrixScorer([query], index.items.ids, exact)
@@ -150,22 +153,19 @@ def test_the_pseudo_inverse_leaves_an_anchor_query_out(world) -> None:
 def test_tuning_calls_no_scorer_and_predicts_four_methods(replayed) -> None:
     _, index, _ = replayed
     index._scorer = Untouchable()
-    seen = []
-    tuning = tune(index, k=5, budget=20, queries=30, progress=lambda done, most: seen.append((done, most)))
+    tuning = tune(index, k=5, budget=20, queries=30)
     assert [one.method for one in tuning.predictions] == ["gaussian", "adacur", "anncur", "rerank"]
     assert tuning.n_queries == 30
     assert all(0 <= one.low <= one.recall <= one.high <= 1 for one in tuning.predictions)
-    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
-    assert all(done <= most for done, most in seen)
 
 
 def test_what_is_chosen_is_no_worse_than_the_defaults_on_the_replayed_queries(replayed) -> None:
     _, index, _ = replayed
-    held_out = HeldOut(index.anchors, queries=40)
     for k, budget in ((1, 10), (20, 40)):
-        replays = Replays(held_out, stages_of(index), index.snapshot.gaussian_model(), k=k, budget=budget)
+        searches = replays(index, k=k, queries=40)
         chosen = tune(index, k=k, budget=budget, queries=40, quick=True).settings
-        assert replays.recalls(chosen, "bm25").mean() >= replays.recalls(default_settings(k), "bm25").mean()
+        found, usual = (searches.recalls(Way(one, "bm25", budget)).mean() for one in (chosen, default_settings(k)))
+        assert found >= usual
 
 
 def with_stages(make_world, **blurs: float) -> AnchorIndex:
@@ -231,24 +231,24 @@ def test_the_same_seed_tunes_the_same(replayed) -> None:
 
 
 class Lottery:
-    """Replays in which all settings are alike, and only luck differs."""
+    """Searches in which all settings are alike, and only luck differs."""
 
     stages = {None: None}  # noqa: RUF012
-    n_items, k, budget = 1000, 10, 100
+    n_items, k = 1000, 10
 
     def __init__(self, seed: int) -> None:
         self._draws = np.random.default_rng(seed)
         self._known: dict[object, np.ndarray] = {}
-        self.held_out = SimpleNamespace(queries=[Query(f"q{position}", "text") for position in range(40)])
+        self.queries = [Query(f"q{position}", "text") for position in range(40)]
 
-    def recalls(self, method, first):
-        return self._known.setdefault(method, self._draws.binomial(10, 0.7, size=40) / 10)
+    def recalls(self, way):
+        return self._known.setdefault(way.method, self._draws.binomial(10, 0.7, size=40) / 10)
 
 
 def test_the_prediction_does_not_gain_by_the_luck_of_the_choice() -> None:
     lotteries = [Lottery(seed) for seed in range(100)]
-    tunings = [choose_settings(lottery) for lottery in lotteries]
-    lucky = [lottery.recalls(one.settings, None).mean() for lottery, one in zip(lotteries, tunings, strict=True)]
+    tunings = [choose_settings(lottery, budget=100) for lottery in lotteries]
+    lucky = [lottery.recalls(Way(one.settings)).mean() for lottery, one in zip(lotteries, tunings, strict=True)]
     promised = [one.recall_of("gaussian").recall for one in tunings]
     # 100 means of 40 queries: a standard error of .0023.
     assert np.mean(promised) == pytest.approx(0.7, abs=0.005)
@@ -261,7 +261,7 @@ def test_the_mean_over_as_many_new_queries_lies_in_the_interval_in_19_of_20_case
     for _ in range(150):
         lottery = Lottery(int(draws.integers(1 << 30)))
         lottery._known = {name: draws.binomial(1, 0.95, size=40) * 1.0 for name in ("adacur", "anncur", "rerank")}
-        one = choose_settings(lottery, quick=True).recall_of("rerank")
+        one = choose_settings(lottery, budget=100, quick=True).recall_of("rerank")
         inside.append(one.low <= draws.binomial(1, 0.95, size=40).mean() <= one.high)
     assert 0.9 <= np.mean(inside) <= 1.0
 
@@ -395,7 +395,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_worl
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("adacur.replay.replayed_settings.write_atomically", refuse)
+    monkeypatch.setattr("adacur.replay.storing.write_atomically", refuse)
     assert index.tunings == ()
     tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     assert index.tunings == (tuning,)
@@ -447,10 +447,9 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
 def test_a_damaged_file_is_refused_before_anything_is_replayed(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
     (tmp_path / "index" / "versions/1/tuned.json").write_text("cake")
-    replays = []
-    with pytest.raises(DamagedIndex, match="Remove it"):
-        tune(index, k=5, budget=20, queries=25, progress=lambda done, _: replays.append(done))
-    assert replays == []
+    # Of the two refusals, that of the file comes first.
+    with pytest.raises(DamagedIndex):
+        tune(index, k=5, budget=20, queries=19)
 
 
 def test_who_tunes_while_another_writes_waits_for_it(make_world, tmp_path: Path) -> None:
@@ -524,8 +523,9 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     held_out = HeldOut(index.anchors, queries=60)
     slopes = learned_slopes(gaussian, index.anchors, index.snapshot.stage(first))
     stages = {"matrix": index.snapshot.stage(first)}
-    replays = Replays(held_out, stages, gaussian, k=10, budget=50, slopes=lambda stage: stage and slopes)
-    tuning = choose_settings(replays, quick=True)
+    given = {"model": gaussian, "slopes": lambda stage: slopes, "least": held_out.least}
+    searches = Searches(index.anchors, held_out.queries, k=10, stages=stages, **given)
+    tuning = choose_settings(searches, budget=50, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
     method = method_of(settings, gaussian, n_anchors=len(bed.anchor_queries), slopes=slopes)
     searched = AnchorIndex(index.anchors, scorer=scorer)

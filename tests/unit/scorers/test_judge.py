@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.errors import InputError, ScorerFailed, UnknownName, UnknownOption
+from adacur.errors import InputError, ScorerFailed, UnknownOption
 from adacur.records import Item, Query
-from adacur.scorers import Cached, HttpScorer, JudgeScorer, Metered
+from adacur.scorers import Cached, JudgeScorer, Metered
 from tests.judge_servers import MODEL, JudgeServer, tiny_judge
 from tests.rerank_servers import Reply, Trouble
 
@@ -36,7 +36,7 @@ def local():
 
 
 def open_judge(url: str, **options) -> JudgeScorer:
-    return JudgeScorer(url, **({"backoff": 0.01, "timeout": 60, "top_logprobs": ALL} | options))
+    return JudgeScorer(url, **({"model": MODEL, "backoff": 0.01, "timeout": 60, "top_logprobs": ALL} | options))
 
 
 def logits_of(judge, local, pairs, tokens):
@@ -55,7 +55,7 @@ def chat(top, **fields):
 
 
 def answering(body, status=200):
-    return JudgeServer(reply=lambda asked: Reply(status, body) if asked.method == "POST" else None)
+    return JudgeServer(reply=lambda _: Reply(status, body))
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -72,7 +72,7 @@ def test_five_hundred_pairs_are_right_with_a_tenth_of_faults(local, path) -> Non
     assert len(PAIRS) == 500
     assert np.ptp(scores) > 0.5
     assert set(trouble.seen) == {"broken off", "cut short", "cut by a proxy", "429", "500", "503"}
-    prompts = [asked.body.get("prompt") or [asked.body["messages"][0]["content"]] for asked in server.posts]
+    prompts = [asked.body.get("prompt") or [asked.body["messages"][0]["content"]] for asked in server.asked]
     sent = {prompt for batch in prompts for prompt in batch}
     assert sent == {judge.render(*pair) for pair in PAIRS}
 
@@ -89,8 +89,8 @@ def test_grades_give_the_expected_grade(local, path) -> None:
 def test_a_chat_is_asked_in_these_words(local) -> None:
     with JudgeServer(local) as server, open_judge(server.root, top_logprobs=20) as judge:
         judge.score([(Query("q", "what is a panda?"), Item("i", "a bear"))])
-    assert server.posts[0].path == "/v1/chat/completions"
-    assert server.posts[0].body == {
+    assert server.asked[0].path == "/v1/chat/completions"
+    assert server.asked[0].body == {
         "model": "fake/judge",
         "max_tokens": 1,
         "temperature": 0,
@@ -112,7 +112,7 @@ def test_a_completion_is_asked_in_these_words(local) -> None:
         judge.score([(Query("q", "panda?"), Item(f"i{n}", f"bear {n}")) for n in range(3)])
     beginning = "Prefer bears.\n\nQuery: panda?\n\nDocument: bear "
     ending = "\n\nHow relevant is it? Answer with one of 0, 1, 2, 3, from not at all to perfectly.\nAnswer:"
-    asked = sorted((post.body for post in server.posts), key=lambda body: -len(body["prompt"]))
+    asked = sorted((post.body for post in server.asked), key=lambda body: -len(body["prompt"]))
     assert asked == [
         {
             "model": "fake/judge",
@@ -142,7 +142,7 @@ def test_the_pairs_of_a_query_are_asked_one_after_another(local) -> None:
     pairs = [(query, item) for item in ITEMS[:3] for query in QUERIES[:3]]
     with JudgeServer(local) as server, open_judge(server.root, concurrency=1) as judge:
         judge.score(pairs)
-    queries = [asked.body["messages"][0]["content"].split("\n\n")[1] for asked in server.posts]
+    queries = [asked.body["messages"][0]["content"].split("\n\n")[1] for asked in server.asked]
     assert queries == sorted(queries)
 
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_scored_is_told_with_its_pair(body, told) -> None:
     with answering(body) as server, open_judge(server.root) as judge:
         with pytest.raises(ScorerFailed, match=rf"(?s){told}.*query 'q0' and item 'i0'"):
             judge.score(PAIRS[:1])
-        assert len(server.posts) == 1
+        assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize("message", ["logprobs is not supported with this model", "top_logprobs must be at most 5"])
@@ -211,7 +211,7 @@ def test_an_endpoint_that_refuses_logprobs_is_told_with_advice(message) -> None:
 
 def test_a_prompt_that_is_too_long_is_found_in_its_batch(local) -> None:
     def reply(asked):
-        too_long = asked.method == "POST" and any("giant" in prompt for prompt in asked.body["prompt"])
+        too_long = any("giant" in prompt for prompt in asked.body["prompt"])
         return Reply(400, {"error": {"message": "maximum context length"}}) if too_long else None
 
     pairs = [*PAIRS[:9], (QUERIES[0], Item("giant", "giant"))]
@@ -223,7 +223,7 @@ def test_a_prompt_that_is_too_long_is_found_in_its_batch(local) -> None:
 
 def test_a_server_of_one_prompt_a_request_is_told_apart_and_asked_so(local) -> None:
     def reply(asked):
-        several = asked.method == "POST" and len(asked.body["prompt"]) > 1
+        several = len(asked.body["prompt"]) > 1
         return Reply(500, {"error": {"message": "Internal Server Error"}}) if several else None
 
     with JudgeServer(local, reply=reply) as server:
@@ -233,7 +233,7 @@ def test_a_server_of_one_prompt_a_request_is_told_apart_and_asked_so(local) -> N
         assert all(part in str(caught.value) for part in ("llama-cpp-python", "batch_size=1", "#batch_size=1"))
         judge = open_judge(url, batch_size=1)
         again = JudgeScorer(judge.card.source, top_logprobs=ALL)
-        typed = JudgeScorer(f"{url}#batch_size=1", top_logprobs=ALL)
+        typed = JudgeScorer(f"{url}#batch_size=1", model=MODEL, top_logprobs=ALL)
         assert again.card == typed.card == judge.card
         assert judge.score(PAIRS[:9]).tolist() == again.score(PAIRS[:9]).tolist() == typed.score(PAIRS[:9]).tolist()
         with pytest.raises(InputError, match="batch_size"):
@@ -243,7 +243,7 @@ def test_a_server_of_one_prompt_a_request_is_told_apart_and_asked_so(local) -> N
 def test_the_door_opens_judges_by_kind_by_address_and_by_source(local) -> None:
     with JudgeServer(local) as server:
         options = {"answers": {"bad": -1, "good": 1.5}, "instruction": "ü & {query}?", "extra": {"seed": 1}}
-        judge = adacur.scorer(f"{server.root}/v1", kind="judge", **options)
+        judge = adacur.scorer(f"{server.root}/v1", kind="judge", model=MODEL, **options)
         assert isinstance(judge, JudgeScorer)
         assert (judge.model, judge.url) == (MODEL, f"{server.root}/v1/chat/completions")
         assert judge.card.name == MODEL
@@ -255,8 +255,6 @@ def test_the_door_opens_judges_by_kind_by_address_and_by_source(local) -> None:
         assert again.answers == judge.answers
         with pytest.raises(UnknownOption, match="scores"):
             adacur.scorer(f"{server.root}/v1/completions", scores="raw")
-        with pytest.raises(InputError, match="judge"):
-            HttpScorer(server.root)
 
 
 def test_another_prompt_instruction_or_answer_is_another_scorer(local, tmp_path) -> None:
@@ -291,22 +289,15 @@ def test_its_card_fits_into_json_and_it_can_be_pickled(local) -> None:
 
 def test_the_key_is_not_shown_and_that_of_the_environment_goes_to_its_service_only(monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert open_judge("https://api.openai.com/v1", model="m")._requests.key == KEY
+    assert open_judge("https://api.openai.com/v1", model="m")._key == KEY
     for url in ("http://api.openai.com/v1", "https://openai.com.example.org/v1", "http://127.0.0.1/v1"):
-        assert open_judge(url, model="m")._requests.key is None
+        assert open_judge(url, model="m")._key is None
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(InputError, match="OPENAI_API_KEY"):
         open_judge("https://api.openai.com/v1", model="m")
     with answering({"error": KEY}, status=403) as server, pytest.raises(ScorerFailed) as caught:
         open_judge(server.root, api_key=KEY).score(PAIRS[:1])
     assert KEY not in str(caught.value)
-
-
-def test_the_model_is_the_only_one_that_is_served_or_named() -> None:
-    with JudgeServer(models=tuple(f"m{n}" for n in range(30))) as server:
-        with pytest.raises(UnknownName, match="'m9', …"):
-            open_judge(server.root)
-        assert open_judge(server.root, model="m7").model == "m7"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +352,7 @@ STRANGE = {
 def test_an_answer_that_cannot_be_is_refused_and_never_a_score(body) -> None:
     reply = Reply(200, body, {"Content-Type": "application/json; charset=zlib"})
     with (
-        JudgeServer(reply=lambda asked: reply if asked.method == "POST" else None) as server,
+        JudgeServer(reply=lambda _: reply) as server,
         open_judge(server.root, attempts=1) as judge,
         pytest.raises(ScorerFailed),
     ):

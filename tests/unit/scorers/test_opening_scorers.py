@@ -144,7 +144,7 @@ def test_a_scorer_can_be_named_where_it_is_imported_from(monkeypatch, tmp_path) 
 def test_a_url_is_a_service_and_its_key_is_shown_nowhere(tmp_path, caplog, shown) -> None:
     with RerankServer("tei", key="secret") as server, caplog.at_level(logging.DEBUG):
         url = server.root.replace("http", shown, 1)
-        with adacur.scorer(url, api_key="secret", batch_size=4) as opened:
+        with adacur.scorer(url, kind="tei", api_key="secret", batch_size=4) as opened:
             assert isinstance(opened, HttpScorer)
             assert opened.score([PAIR])[0] == pytest.approx(logit_of("xx", "yyy"), abs=1e-4)
             items = [Item(f"i{n}", f"text {n}") for n in range(4)]

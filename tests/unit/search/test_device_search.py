@@ -11,8 +11,8 @@ import pytest
 from adacur import BM25, AnchorIndex, Budget, Dense, First, Gaussian, Item, Query
 from adacur.errors import AdacurError
 from adacur.extras.kernels.graph_top_n import RecordedChoices
-from adacur.model import GaussianModel
-from adacur.model.device_posteriors import DevicePosteriors
+from adacur.model import Features, GaussianModel
+from adacur.model.device_posterior import _Batch
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
 from adacur.search.device_search import BatchOnDevice
@@ -159,20 +159,20 @@ def test_a_device_that_runs_out_of_memory_goes_on_with_fewer_queries(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = [rounds_of(hits) for hits in index_of(device="cpu").search(QUERIES, 5, budget=40)]
-    original, rows = DevicePosteriors._predicted, DevicePosteriors._rows
+    original, rows = _Batch._predicted, Features.rows
 
-    def too_many(self: Any, part: slice) -> Any:
-        if len(range(*part.indices(N_QUERIES))) > 2:
+    def too_many(self: Any, solved: Any) -> Any:
+        if len(solved.weights) > 2:
             raise torch.OutOfMemoryError("no memory")
-        return original(self, part)
+        return original(self, solved)
 
     def too_many_rows(self: Any, at: Any) -> Any:
-        if len(at) > 3:
+        if at.ndim == 2 and len(at) > 3:
             raise torch.OutOfMemoryError("no memory")
         return rows(self, at)
 
-    monkeypatch.setattr(DevicePosteriors, "_predicted", too_many)
-    monkeypatch.setattr(DevicePosteriors, "_rows", too_many_rows)
+    monkeypatch.setattr(_Batch, "_predicted", too_many)
+    monkeypatch.setattr(Features, "rows", too_many_rows)
     with caplog.at_level(logging.WARNING):
         assert [rounds_of(hits) for hits in index_of(device="cpu").search(QUERIES, 5, budget=40)] == expected
     assert "ran out of memory" in caplog.text
@@ -181,8 +181,6 @@ def test_a_device_that_runs_out_of_memory_goes_on_with_fewer_queries(
 def test_an_index_larger_than_the_device_stays_here(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from adacur.model import Features
-
     def no_room(self: Any, device: str) -> Any:
         raise torch.OutOfMemoryError("no memory")
 

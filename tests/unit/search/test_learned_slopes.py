@@ -16,7 +16,7 @@ from adacur.first_stages import Joined, Matrix, as_hits, placed
 from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import FirstStage, Ranking
 from adacur.replay import top_k_recall
-from adacur.replay.held_out import method_of
+from adacur.replay.searches import method_of
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search, rounds
 from adacur.search.index_stages import FirstStageWarning, learned_slopes

@@ -16,7 +16,7 @@ from adacur import Budget, Gaussian, Rerank
 from adacur.errors import DeviceFailed
 from adacur.extras.server.metrics import Metrics
 from adacur.extras.server.scoring import ServedScorers
-from adacur.model.device_posteriors import DevicePosteriors
+from adacur.model.device_posterior import _Batch
 from adacur.scores import PairsAt, joined_pairs
 from adacur.search import shared_loop as stepping
 from adacur.search.shared_loop import asearch_iter, loop_of
@@ -72,13 +72,13 @@ async def last(index: Any, query: Any, k: int, **options: Any) -> Any:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many queries each choice on a device was for."""
     sizes: list[int] = []
-    best = DevicePosteriors.best
+    best = _Batch.best
 
     def noted(self: Any, *given: Any, **options: Any) -> Any:
-        sizes.append(self._n_queries)
+        sizes.append(self.n_queries)
         return best(self, *given, **options)
 
-    monkeypatch.setattr(DevicePosteriors, "best", noted)
+    monkeypatch.setattr(_Batch, "best", noted)
     return sizes
 
 
@@ -125,17 +125,17 @@ async def test_requests_that_step_together_are_computed_in_one_batch_a_step(
 async def test_a_device_that_vanishes_is_named_and_what_was_scored_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of(device="cpu")
     served_index = index.with_scorer(ByPosition)
-    predicted, calls = DevicePosteriors._predicted, 0
+    predicted, calls = _Batch._predicted, 0
     vanished = getattr(torch, "AcceleratorError", RuntimeError)
 
-    def vanishing(self: Any, part: slice) -> Any:
+    def vanishing(self: Any, solved: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 2:
             raise vanished("CUDA error: unspecified launch failure")
-        return predicted(self, part)
+        return predicted(self, solved)
 
-    monkeypatch.setattr(DevicePosteriors, "_predicted", vanishing)
+    monkeypatch.setattr(_Batch, "_predicted", vanishing)
     kept: list[Any] = []
 
     async def search(query: Any) -> Any:
@@ -151,21 +151,21 @@ async def test_a_device_that_vanishes_is_named_and_what_was_scored_is_kept(monke
         index.search(QUERIES, 5, budget=40)
     steps = index.search_iter(QUERIES[0], 5, budget=40)
     assert next(steps).trace.calls == 12
-    monkeypatch.setattr(DevicePosteriors, "_predicted", predicted)
+    monkeypatch.setattr(_Batch, "_predicted", predicted)
     assert index.search(QUERIES[0], 5, budget=40).ids == index_of().search(QUERIES[0], 5, budget=40).ids
 
 
 async def test_a_failure_of_the_batch_alone_costs_no_search_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of(device="cpu")
     expected = [rounds_of(index.search(query, 5, budget=40)) for query in QUERIES]
-    append = DevicePosteriors._append
+    told = _Batch.told
 
-    def only_alone(self: Any, *given: Any) -> None:
-        if self._n_queries > 1:
+    def only_alone(self: Any, *given: Any) -> Any:
+        if self.n_queries > 1:
             raise RuntimeError("too much at once")
-        append(self, *given)
+        return told(self, *given)
 
-    monkeypatch.setattr(DevicePosteriors, "_append", only_alone)
+    monkeypatch.setattr(_Batch, "told", only_alone)
     served_index = index.with_scorer(ByPosition)
     found = await asyncio.gather(*(last(served_index, query, 5, budget=40) for query in QUERIES))
     assert [rounds_of(hits) for hits in found] == expected

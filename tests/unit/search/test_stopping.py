@@ -14,8 +14,8 @@ from adacur.first_stages import Matrix
 from adacur.replay import top_k_recall
 from adacur.scorers import MatrixScorer, Metered
 from adacur.search import plan_search
-from adacur.search.asktell import expected_recall
 from adacur.search.rounds import RunningSearch
+from adacur.search.stopping import expected_recall
 from tests.stopping import Stopping
 
 

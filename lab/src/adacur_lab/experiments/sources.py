@@ -14,7 +14,6 @@ import numpy as np
 
 from adacur.data import (
     JudgedCollection,
-    from_ir_datasets,
     mondo,
     pseudo_queries,
     read_items,
@@ -41,6 +40,7 @@ from adacur_lab.experiments.testbed import (
     is_scored,
 )
 from adacur_lab.first_stages import token_encoder
+from adacur_lab.ir_datasets_collections import from_ir_datasets
 from adacur_lab.zeshel import ZeshelTags, read_zeshel
 
 __all__ = [

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -39,8 +40,8 @@ class CheckedStore(VectorStore):
     NaN, rows of another size) are an `EngineUnavailable`. No error repeats a password.
     """
 
-    def __init__(self, store: VectorStore) -> None:
-        self.store = store
+    def __init__(self, store: VectorStore, *, waits: Sequence[float] = WAITS) -> None:
+        self.store, self._waits = store, waits
         self.vector = getattr(store, "vector", None)
         self.text_fields = getattr(store, "text_fields", ())
 
@@ -64,8 +65,6 @@ class CheckedStore(VectorStore):
         where, size = plain_filter(where), self._size(vector)
         asked = [replace(one, weights=self._weights(one, size, vector)) for one in questions]
         asked = [one for one in asked if one.n > 0 and (one.within is None or len(one.within))]
-        for one in asked:
-            _check_keys((*one.without, *(one.within or ())))
 
         def ask() -> list[Found]:
             answers = list(self.store.best(vector, asked, where=where, exact=exact)) if asked else []
@@ -80,7 +79,7 @@ class CheckedStore(VectorStore):
         ]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
-        size, wanted = self._size(vector), _check_keys(keys)
+        size, wanted = self._size(vector), set(keys)
 
         def ask() -> dict[Key, FloatArray]:
             sent = self.store.rows(vector, list(keys)) if keys else {}
@@ -93,7 +92,7 @@ class CheckedStore(VectorStore):
         return self._ask("rows", ask)
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
-        wanted = _check_keys(keys)
+        wanted = set(keys)
 
         def ask() -> dict[Key, Item]:
             sent = self.store.items(list(keys)) if keys else {}
@@ -119,7 +118,7 @@ class CheckedStore(VectorStore):
         self.store.close()
 
     def _ask(self, name: str, ask: Callable[[], Answer]) -> Answer:
-        for wait in (*WAITS, None):
+        for wait in (*self._waits, None):
             try:
                 return ask()
             except BaseException as error:
@@ -185,8 +184,11 @@ class CheckedStore(VectorStore):
         for key in keys:
             if key in without or (within is not None and key not in within):
                 raise self._invalid(f"{key!r}, which was not asked for")
-            if key in known:
-                raise repeated(self.name, key)
+            if key in known or key is None:
+                raise InputError(
+                    f"Each item must have an id of its own; in {self.name} {key!r} occurs more than once, or is none. "
+                    "Keep one row of each, or name a column of distinct ids with id_field= (?id= in a URL)."
+                )
             known.add(key)
         order = np.argsort(-values, kind="stable")[: question.n]
         return Found(tuple(keys[at] for at in order.tolist()), values[order])
@@ -202,13 +204,22 @@ def plain_filter(where: Where) -> Where:
     plain = {}
     for name, values in where.items():
         some = list(values) if isinstance(values, list | tuple | set | frozenset) else [values]
-        some = [one.item() if isinstance(one, np.generic) else one for one in some]
-        if not isinstance(name, str) or has_unfit_characters(name) or has_unfit_characters(some):
+        plain[name] = some = [one.item() if isinstance(one, np.generic) else one for one in some]
+        if not isinstance(name, str) or not name or not all(map(_is_plain, [name, *some])):
             raise InputError(
-                f"A filter must be by names of metadata, and Unicode text without NUL; got one on {shown(name)}."
+                "A filter compares metadata with Unicode texts without NUL, finite numbers of 64 bits, True, False or "
+                f"None; got one on {shown(name)}."
             )
-        plain[name] = some
     return plain
+
+
+def _is_plain(value: object) -> bool:
+    """Whether every engine can compare with a value."""
+    if isinstance(value, str):
+        return _UNFIT.search(value) is None
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or (isinstance(value, int) and -(2**63) <= value < 2**63)
 
 
 def without_secrets(text: str) -> str:
@@ -220,27 +231,3 @@ def shown(value: object) -> str:
     """A value as an error repeats it: the beginning."""
     text = repr(value[:_SHOWN] if isinstance(value, str) else value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
-
-
-def has_unfit_characters(value: object) -> bool:
-    """Whether a text, or one within lists and dictionaries, contains NUL or a lone surrogate."""
-    if isinstance(value, str):
-        return _UNFIT.search(value) is not None
-    if isinstance(value, Mapping):
-        return any(has_unfit_characters(name) or has_unfit_characters(one) for name, one in value.items())
-    return isinstance(value, Collection) and any(map(has_unfit_characters, value))
-
-
-def repeated(store: str, key: Key) -> InputError:
-    """The error for a table in which two rows have the same id."""
-    return InputError(
-        f"The id {key!r} occurs more than once in {store}. Each item must have an id of its own: keep one row of each, "
-        "or name a column of distinct ids with id_field= (?id= in a URL)."
-    )
-
-
-def _check_keys(keys: Collection[Key]) -> Collection[Key]:
-    wanted = set(keys)
-    if any(isinstance(key, str) and has_unfit_characters(key) for key in wanted):
-        raise InputError("Ids must be Unicode text without NUL.")
-    return wanted

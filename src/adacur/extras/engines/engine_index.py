@@ -16,6 +16,7 @@ from adacur.errors import EngineRefused, InputError, UnknownName
 from adacur.extras.engines.checked_store import CheckedStore
 from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineStage, EngineWarning
 from adacur.extras.engines.engine_search import InEngine
+from adacur.extras.engines.linear_prediction import Outline
 from adacur.extras.engines.store_urls import open_store
 from adacur.extras.engines.vector_store import Key, VectorStore
 from adacur.extras.server.search_log import SearchLog
@@ -25,7 +26,6 @@ from adacur.first_stages.encoders import Encoder
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.model import GaussianModel
-from adacur.model.linear_prediction import Outline
 from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.records import Item, Query
 from adacur.scorers.by_name import scorer as open_scorer

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from adacur.arrays import FloatArray
+from adacur.extras.engines.linear_prediction import Outline
 from adacur.extras.engines.vector_store import Found, Nearest, VectorStore, Where
-from adacur.model.linear_prediction import Outline
 from adacur.records import Query
 from adacur.search.filters import nothing_passes
 

@@ -18,9 +18,10 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.errors import EngineRefused, EngineUnavailable, InputError
 from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineWarning
+from adacur.extras.engines.linear_prediction import LinearPrediction, linear_predictions
 from adacur.extras.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
-from adacur.model.linear_prediction import LinearPrediction
+from adacur.model.approximation import Posterior
 from adacur.model.rank_slopes import RANKS_THAT_COUNT
 from adacur.protocols import Acquisition, Approximation, Ranking
 from adacur.records import Item, Query
@@ -256,7 +257,8 @@ class BatchInEngine(QueryBatch):
                 search.stop(STOPPED)
 
     def _predictions(self, approximation: Approximation) -> list[LinearPrediction]:
-        predictions: list[LinearPrediction] = approximation.affine()  # type: ignore[attr-defined]
+        assert isinstance(approximation, Posterior)
+        predictions = linear_predictions(approximation)
         asked, questions = [], []
         for search, candidates, prediction in zip(self.searches, self._candidates, predictions, strict=True):
             if search.remaining:

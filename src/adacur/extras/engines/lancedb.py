@@ -1,28 +1,29 @@
-"""Items in a table of LanceDB, in a folder or an object store: searched by inner product, and by words."""
+"""Items in a table of LanceDB: searched by inner product, and by words."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, EngineUnavailable, InputError
-from adacur.extras.engines.checked_store import repeated, shown
-from adacur.extras.engines.sql_tables import Layout, Place, check_whole_numbers, where_sql
-from adacur.extras.engines.store_urls import options_in, seconds, split
+from adacur.extras.engines.checked_store import shown
+from adacur.extras.engines.sql_tables import Layout, Place
+from adacur.extras.engines.store_urls import address_in
 from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
 from adacur.records import Item
 from adacur.requirements import require
 
-# Weights are scaled up to these powers of two, far below the largest number of 32 or 16 bits.
-_LARGE, _LARGE_HALF = 60, 14
+# LanceDB gives 1 - weights · row in 32 bits, in which a small product is lost: weights are scaled up to this power of
+# two, which vectors of 16 bits hold too.
+_LARGE = 14
+_PATIENCE = timedelta(seconds=60)
 # What LanceDB says of a request that can never be answered.
 _REFUSED = ("Invalid input", "Invalid user input", "Schema error", "does not exist", "was not found")
 
@@ -31,11 +32,9 @@ class LanceStore(VectorStore):
     """A table of LanceDB.
 
     - table: what `lancedb.connect(…).open_table(…)` returns, or a function that opens it;
-    - text, id_field, metadata: columns. Several text columns are joined with a space; ids are whole numbers or texts,
-      and are the keys; metadata are by default all columns that are neither id, text nor vector. An id that occurs
-      twice is refused in the answer that shows it;
-    - vector: the vector to search by, as ?vector= in a URL;
-    - timeout: seconds that a question may take.
+    - text, id_field, metadata: columns. Several text columns are joined with a space; ids are distinct whole numbers or
+      texts, and are the keys; metadata are by default all columns that are neither id, text nor vector;
+    - vector: the vector to search by, as ?vector= in a URL.
 
     A filter is a dictionary, which names the id, text and metadata columns alone, or a condition as text in the SQL of
     LanceDB, which may name every column. An exact question reads every vector that its filter allows; `exact=False`
@@ -50,7 +49,6 @@ class LanceStore(VectorStore):
         id_field: str = "id",
         metadata: Sequence[str] | None = None,
         vector: str | None = None,
-        timeout: float = 60.0,
         name: str | None = None,
     ) -> None:
         require("lancedb", extra="lancedb")
@@ -58,31 +56,23 @@ class LanceStore(VectorStore):
         self._name = name
         self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self.vector = vector
-        self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
-        self._timeout = timedelta(seconds=seconds(timeout))
+        self._columns: dict[str, Any] = {"text": self.text_fields, "id_field": id_field, "metadata": metadata}
 
     @classmethod
     def from_url(cls, url: str) -> LanceStore:
-        """The store at lancedb:///folder/of/database/table?text=body, or lancedb+s3://bucket/folder/table."""
-        parts = split(url)
-        folder, _, table = parts.path.rpartition("/")
-        remote = parts.scheme.partition("+")[2]
-        if not table or not (folder or parts.netloc):
-            raise InputError("The address of a LanceDB table ends in /FOLDER/TABLE.")
+        """The store at lancedb:///folder/of/database/table."""
+        parts, options = address_in(url)
         # lancedb://folder/table is a folder of the working directory.
-        place = f"{remote}://{parts.netloc}{folder}" if remote else unquote(f"{parts.netloc}{folder}" or "/")
-        options = options_in(parts, timeout=float)
-        name = f"{parts.scheme}://{parts.netloc}{parts.path}"
-        return cls(lambda: _opened(place, unquote(table)), name=name, **options)
+        folder, _, table = f"{parts.netloc}{parts.path}".rpartition("/")
+        if not table or not folder:
+            raise InputError("The URL of a LanceDB table is lancedb:///FOLDER/TABLE.")
+        return cls(
+            lambda: _opened(Path(unquote(folder)), unquote(table)), name=f"lancedb://{folder}/{table}", **options
+        )
 
     @property
     def name(self) -> str:
-        if self._name is None:
-            address = self._table.uri() if callable(getattr(self._table, "uri", None)) else self._table.uri
-            scheme, separator, rest = address.partition("://")
-            place = (rest if separator else quote(Path(address).resolve().as_posix())).removesuffix(".lance")
-            self._name = f"lancedb+{scheme}://{place}" if separator else f"lancedb://{place}"
-        return self._name
+        return self._name or f"lancedb://…/{quote(self._table.name)}"
 
     def dimensions(self) -> Mapping[str, int]:
         return self._layout.vectors
@@ -103,7 +93,7 @@ class LanceStore(VectorStore):
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
         layout = self._layout
         rows = self._read(self._table.search().where(self._one_of(keys)).select(list(layout.item_columns)))
-        return dict(zip(self._keys(rows), map(layout.item, _dictionaries(rows)), strict=True))
+        return dict(zip(self._keys(rows), map(layout.item, rows.to_pylist()), strict=True))
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
         layout = self._layout
@@ -137,12 +127,15 @@ class LanceStore(VectorStore):
         """Answers to questions about all items, in one pass over the table."""
         if not questions:
             return []
-        scales = [_scale(question.weights, self._layout.types[vector]) for question in questions]
-        rows = self._scaled(vector, questions, scales, where, exact)
-        if not np.isfinite(rows["_distance"].to_numpy()).all():
-            # Rows of very large numbers.
-            scales = [1.0] * len(questions)
-            rows = self._scaled(vector, questions, scales, where, exact)
+        scales = [2.0 ** (_LARGE - int(np.frexp(np.abs(one.weights).max())[1])) for one in questions]
+        weights = [one.weights * np.float32(scale) for one, scale in zip(questions, scales, strict=True)]
+        # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and they
+        # are left out afterwards: what remains holds the best.
+        limit = max(question.n + len(question.without) for question in questions)
+        search = self._table.search(weights if len(weights) > 1 else weights[0], vector_column_name=vector)
+        search = search.distance_type("dot").select([self._layout.key, "_distance"]).limit(limit)
+        search = search.bypass_vector_index() if exact else search
+        rows = self._read(search if where is None else search.where(self._where(where)))
         number = rows["query_index"].to_numpy() if len(questions) > 1 else np.zeros(len(rows), np.intp)
         values = (1.0 - rows["_distance"].to_numpy().astype(np.float64)) / np.array(scales)[number]
         keys = rows[self._layout.key].to_pylist()
@@ -152,18 +145,6 @@ class LanceStore(VectorStore):
             mine = [place for place in np.flatnonzero(number == at).tolist() if keys[place] not in left_out]
             answers.append(Found([keys[place] for place in mine], values[mine]))
         return answers
-
-    def _scaled(
-        self, vector: str, questions: Sequence[Nearest], scales: Sequence[float], where: Where, exact: bool
-    ) -> Any:
-        # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and they
-        # are left out afterwards: what remains holds the best.
-        limit = max(question.n + len(question.without) for question in questions)
-        several = [one.weights * np.float32(scale) for one, scale in zip(questions, scales, strict=True)]
-        search = self._table.search(several if len(several) > 1 else several[0], vector_column_name=vector)
-        search = search.distance_type("dot").select([self._layout.key, "_distance"]).limit(limit)
-        search = search.bypass_vector_index() if exact else search
-        return self._read(search if where is None else search.where(self._where(where)))
 
     def _named(self, vector: str, questions: Sequence[Nearest], where: Where) -> list[Found]:
         """Answers to questions about named items: their vectors are read once, and multiplied here."""
@@ -181,27 +162,22 @@ class LanceStore(VectorStore):
         condition = self._one_of(keys) if where is None else f"{self._one_of(keys)} AND {self._where(where)}"
         rows = self._read(self._table.search().where(condition).select([self._layout.key, vector]))
         present = rows.filter(rows[vector].is_valid()).combine_chunks()
-        values = _arrow().concat_arrays(present[vector].chunks).flatten() if len(present) else []
+        arrow = require("pyarrow", extra="lancedb")
+        values = arrow.concat_arrays(present[vector].chunks).flatten() if len(present) else []
         array = np.asarray(values, dtype=np.float32).reshape(len(present), self._layout.vectors[vector])
         return dict(zip(self._keys(present), array, strict=True))
 
     def _read(self, query: Any) -> Any:
-        return query.to_arrow(timeout=self._timeout)
+        return query.to_arrow(timeout=_PATIENCE)
 
     def _keys(self, rows: Any) -> list[Key]:
-        """The keys of an answer; LanceDB lets a table that is appended to twice have each of them twice."""
         keys: list[Key] = rows[self._layout.key].to_pylist()
-        if len(set(keys)) < len(keys):
-            raise repeated(self.name, Counter(keys).most_common(1)[0][0])
         return keys
 
     def _where(self, where: Where) -> str | None:
-        if where is None:
-            return None
-        return where_sql(self._layout, where, any_of=_any_of, is_null=lambda place: f"{_path(place)} IS NULL")[0]
+        return None if where is None else self._layout.condition(where, any_of=_any_of, path=_path)[0]
 
     def _one_of(self, keys: Collection[Key]) -> str:
-        check_whole_numbers(self._layout, keys)
         return f"{_quoted(self._layout.key)} IN ({', '.join(map(_literal, keys))})"
 
     @cached_property
@@ -210,40 +186,23 @@ class LanceStore(VectorStore):
 
     @cached_property
     def _layout(self) -> Layout:
-        schema, kinds = self._table.schema, _arrow().types
+        schema, kinds = self._table.schema, require("pyarrow", extra="lancedb").types
         types = {one.name: str(one.type) for one in schema}
         vectors = {
             one.name: one.type.list_size
             for one in schema
             if kinds.is_fixed_size_list(one.type) and kinds.is_floating(one.type.value_type)
         }
-        layout = Layout.of(self.name, types, vectors, nested=dict(_nested(schema, kinds)), **self._columns)
-        if not (kinds.is_integer(schema.field(layout.key).type) or layout.key_type.endswith("string")):
-            raise InputError(
-                f"Ids are whole numbers or texts; column {layout.key!r} of {self.name} is {layout.key_type}."
-            )
-        return layout
+        return Layout.of(self.name, types, vectors, nested=dict(_nested(schema, kinds)), **self._columns)
 
 
-def _opened(place: str, name: str) -> Any:
-    parts = urlsplit(place)
-    folder = Path(unquote(parts.path)) if parts.scheme == "file" else None if parts.scheme else Path(place)
-    database = None
+def _opened(folder: Path, table: str) -> Any:
     # To connect to a folder is to make it.
-    if folder is None or folder.is_dir():
-        # So that what other processes write is seen.
-        database = require("lancedb", extra="lancedb").connect(place, read_consistency_interval=timedelta(0))
-    if database is None or not any(name == there for there in _tables(database)):
-        raise InputError(f"There is no table {shown(name)} in {place}.")
-    return database.open_table(name)
-
-
-def _tables(database: Any) -> Iterator[str]:
-    answer = database.list_tables()
-    yield from answer.tables
-    while token := answer.page_token:
-        answer = database.list_tables(page_token=token)
-        yield from answer.tables
+    if not folder.is_dir():
+        raise InputError(f"There is no table {shown(table)} in {folder}: the folder does not exist.")
+    # So that what other processes write is seen.
+    database = require("lancedb", extra="lancedb").connect(folder, read_consistency_interval=timedelta(0))
+    return database.open_table(table)
 
 
 def _any_of(place: Place, values: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -264,21 +223,9 @@ def _quoted(name: str) -> str:
     return f"`{name}`"
 
 
-def _literal(value: object) -> str:
+def _literal(value: str | int | float | bool) -> str:
     """A value as LanceDB's SQL writes it, which has no placeholders."""
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) or (isinstance(value, float) and np.isfinite(value)):
-        return repr(value)
-    raise InputError(
-        f"A filter compares with texts, numbers and truth values; got {shown(value)}. Write others as an SQL condition."
-    )
-
-
-def _arrow() -> Any:
-    return require("pyarrow", extra="lancedb")
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value).lower()
 
 
 def _nested(fields: Any, kinds: Any, before: str = "") -> Iterator[tuple[str, str]]:
@@ -288,23 +235,3 @@ def _nested(fields: Any, kinds: Any, before: str = "") -> Iterator[tuple[str, st
             yield from _nested(one.type, kinds, f"{before}{one.name}.")
         elif before:
             yield f"{before}{one.name}", str(one.type)
-
-
-def _scale(weights: FloatArray, kind: str) -> float:
-    """A power of two that makes weights large.
-
-    LanceDB gives 1 - weights · row in 32 bits, in which a small product is lost.
-    """
-    exponent = int(np.frexp(np.abs(weights).max(initial=0.0))[1])
-    largest = _LARGE_HALF if "halffloat" in kind else _LARGE
-    return 2.0 ** min(127, max(0, largest - exponent)) if weights.any() else 1.0
-
-
-def _dictionaries(rows: Any) -> Any:
-    """Rows as dictionaries; times that Python cannot express are texts."""
-    try:
-        return rows.to_pylist()
-    except (OverflowError, ValueError):
-        arrow = _arrow()
-        texts = [one.cast(arrow.string()) if arrow.types.is_temporal(one.type) else one for one in rows.itercolumns()]
-        return arrow.table(texts, names=rows.schema.names).to_pylist()

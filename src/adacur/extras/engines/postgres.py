@@ -2,55 +2,56 @@
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import json
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.errors import AdacurError, InputError
-from adacur.extras.engines.checked_store import repeated, shown
-from adacur.extras.engines.postgres_connections import Connections, explained
-from adacur.extras.engines.postgres_sql import BLOCKS, COLUMNS, DISTINCT, INDEXABLE, Asked, TableSQL, quoted
-from adacur.extras.engines.sql_tables import Layout
-from adacur.extras.engines.store_urls import options_in, seconds, split
+from adacur.errors import AdacurError, EngineUnavailable, InputError
+from adacur.extras.engines.checked_store import shown
+from adacur.extras.engines.sql_tables import Layout, Place
+from adacur.extras.engines.store_urls import address_in
 from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
 from adacur.records import Item
+from adacur.requirements import require
 
-_log = logging.getLogger(__name__)
-_LONGEST_NAME = 63
-# Each question is planned on its own, and a statement has at most 65,535 values.
-_QUESTIONS = 16
-_QUOTED_NAMES = re.compile(r'(?:"((?:[^"]|"")+)"\.)?"((?:[^"]|"")+)"')
+Read = Callable[[str, Sequence[Any]], list[Any]]
+
+_VECTORS, _WHOLE = ("vector", "halfvec"), ("smallint", "integer", "bigint")
+_SECONDS = 60
+# The columns of a table, their types and sizes.
+_COLUMNS = (
+    "SELECT a.attname, format_type(a.atttypid, NULL), a.atttypmod FROM pg_attribute a "
+    "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+)
+_NOT_LET_IN = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 
 
 class PostgresStore(VectorStore):
     """A table of Postgres with vectors of the pgvector extension.
 
-    - dsn: how to connect, as libpq takes it: a URL or "host=… dbname=…". A password may be in it, in PGPASSWORD or in
-      ~/.pgpass; nothing shows it;
-    - table: its name, or SCHEMA.NAME; with dots in a name, "SCHEMA"."NAME" or "NAME" in double quotes;
-    - text, id_field, metadata: columns. Several text columns are joined with a space; ids are whole numbers, texts or
-      UUIDs, and are the keys; metadata are by default all columns that are neither id, text nor vector. Ids must be
-      distinct: where no unique index says so, the first use looks at all of them, which takes no longer than an exact
-      question;
-    - vector: the vector to search by, as ?vector= in a URL;
-    - language: the text search configuration for `words`;
-    - timeout: seconds that a statement may take.
+    - connect: a function that opens a connection, such as `partial(psycopg.connect, "dbname=shop")`. Threads each
+      borrow one, which only reads and gives up a statement after a minute;
+    - table: its name, or SCHEMA.NAME;
+    - text, id_field, metadata: columns. Several text columns are joined with a space; ids are distinct, and are the
+      keys; metadata are by default all columns that are neither id, text nor vector;
+    - vector: the vector to search by, as ?vector= in a URL; its column declares a size;
+    - language: the text search configuration for `words`, where the table has no tsvector.
 
     A filter is a dictionary, which names the id, text and metadata columns alone, or an SQL condition as text: take one
-    only from those who may read the whole database. An exact question reads every vector that its filter allows.
-    `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products, which goes on until enough items pass
-    the filter (from pgvector 0.8). Threads each borrow a connection.
+    only from those who may read the whole database. An exact question reads every vector that its filter allows;
+    `exact=False` lets Postgres use an HNSW or IVFFlat index for inner products (pgvector 0.8 or later).
     """
 
     def __init__(
         self,
-        dsn: str,
+        connect: Callable[[], Any],
         table: str,
         *,
         text: str | Sequence[str] = "text",
@@ -58,145 +59,243 @@ class PostgresStore(VectorStore):
         metadata: Sequence[str] | None = None,
         vector: str | None = None,
         language: str = "english",
-        timeout: float = 60.0,
+        name: str | None = None,
     ) -> None:
-        self._connections = Connections(dsn, timeout=seconds(timeout))
-        self.secrets = self._connections.secrets
-        self._schema, self._table = _names(table)
+        self._connect, self._table, self._language, self._name = connect, table, language, name
         self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self.vector = vector
-        self._columns: dict[str, Any] = {"text": text, "id_field": id_field, "metadata": metadata}
-        self._language = language
+        self._columns: dict[str, Any] = {"text": self.text_fields, "id_field": id_field, "metadata": metadata}
+        self._idle: list[Any] = []
+        weakref.finalize(self, _close_all, self._idle)
 
     @classmethod
     def from_url(cls, url: str) -> PostgresStore:
-        """The store at postgresql://host:port/database?table=items&text=title&text=body."""
-        parts = split(url)
-        options = options_in(parts, table=str, language=str, timeout=float)
-        if "table" not in options:
-            raise InputError("The address of a Postgres table ends in ?table=NAME; this one names no table.")
-        return cls(f"postgresql://{parts.netloc}{parts.path}", **options)
+        """The store at postgresql://host:port/database/table; libpq takes user and password from the environment."""
+        parts, options = address_in(url)
+        database, _, table = parts.path.strip("/").rpartition("/")
+        if not database or "/" in database:
+            raise InputError("The URL of a Postgres table is postgresql://HOST:PORT/DATABASE/TABLE.")
+        connect = require("psycopg", extra="postgres").connect
+        opened = partial(connect, f"postgresql://{parts.netloc}/{database}", tcp_user_timeout=1000 * _SECONDS)
+        return cls(opened, unquote(table), name=f"postgresql://{parts.netloc}/{database}/{table}", **options)
 
     @property
     def name(self) -> str:
-        return f"{self._connections.address}?table={quote(_one_name(self._schema, self._table), safe='')}"
+        return self._name or f"postgresql://…/{quote(self._table)}"
 
     def dimensions(self) -> Mapping[str, int]:
-        return {name: size for name, size in self._sql.layout.vectors.items() if size > 0}
+        return self._layout.vectors
 
     def count(self, where: Where = None) -> int:
-        return int(self._read(self._sql.count(where))[0][0])
+        condition, values = self._where(where)
+        return int(self._read(f"SELECT count(*) FROM {self._place} WHERE {condition}", values)[0][0])
 
     def best(
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
-        sizes = [question.n + len(question.without) for question in questions if question.within is None]
-        settings = {} if exact or not sizes else self._index_settings(vector, max(sizes))
-        answers: list[list[tuple[Key, float]]] = [[] for _ in questions]
-        numbered = list(enumerate(questions))
-        for start in range(0, len(numbered), _QUESTIONS):
-            statement = self._sql.nearest(vector, numbered[start : start + _QUESTIONS], where, exact=exact)
-            for at, key, value in self._read(statement, settings):
-                answers[at].append((key, value))
-        return [_found(pairs) for pairs in answers]
+        column, kind = _quoted(vector), self._layout.types[vector]
+        condition, shared = self._where(where)
+        answers, most = [], max((one.n + len(one.without) for one in questions), default=0)
+        with self._reading({} if exact else _index_settings(most)) as read:
+            for question in questions:
+                row = f"[{','.join(map(repr, question.weights.tolist()))}]"
+                among, keys = self._among(question)
+                # The negative of a distance matches no index, so that an exact question reads every vector. The few
+                # that a question names are read by their keys.
+                by_index = not exact and question.within is None
+                order = f"{column} <#> %s::{kind}" if by_index else "value DESC, key"
+                statement = (
+                    f"SELECT {self._key} AS key, -({column} <#> %s::{kind}) AS value FROM {self._place} "
+                    f"WHERE {column} IS NOT NULL AND {condition}{among} ORDER BY {order} LIMIT %s"
+                )
+                values = [row, *shared, *keys, *([row] if by_index else []), question.n]
+                answers.append(_found(read(statement, values)))
+        return answers
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
+        column = _quoted(vector)
+        read = f"SELECT {self._key}, vector_send({column}::vector) FROM {self._place} WHERE {column} IS NOT NULL"
         return {
             key: np.frombuffer(sent, dtype=">f4", offset=4).astype(np.float32)
-            for key, sent in self._read(self._sql.vectors(vector, keys))
+            for key, sent in self._read(f"{read} AND {self._one_of('=', 'ANY')}", [list(keys)])
         }
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
-        layout = self._sql.layout
-        rows = (dict(zip(layout.item_columns, row, strict=True)) for row in self._read(self._sql.items(keys)))
+        layout = self._layout
+        columns = ", ".join(self._key if name == layout.key else _quoted(name) for name in layout.item_columns)
+        sent = self._read(f"SELECT {columns} FROM {self._place} WHERE {self._one_of('=', 'ANY')}", [list(keys)])
+        rows = (dict(zip(layout.item_columns, row, strict=True)) for row in sent)
         return {row[layout.key]: layout.item(row) for row in rows}
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
-        return _found(self._read(self._sql.words(text, n, where)))
+        """Any of the words will do, and more of them rank higher.
+
+        ts_rank_cd, which is made for words near each other, would count one word that occurs twice as two.
+        """
+        layout, (condition, values) = self._layout, self._where(where)
+        configuration = f"{_literal(self._language)}::regconfig"
+        held = [name for name, kind in layout.types.items() if kind == "tsvector"]
+        texts = [_text_in(layout.place(name)) for name in layout.text]
+        # As an index on this expression has it; there can be none on several columns.
+        joined = texts[0] if len(texts) == 1 else f"concat_ws(' ', {', '.join(texts)})"
+        document = _quoted(held[0]) if held else f"to_tsvector({configuration}, {joined})"
+        return _found(
+            self._read(
+                f"SELECT {self._key} AS key, ts_rank({document}, adacur_words, 1) AS value FROM {self._place}, "
+                f"CAST(replace(plainto_tsquery({configuration}, %s)::text, ' & ', ' | ') AS tsquery) AS adacur_words "
+                f"WHERE {document} @@ adacur_words AND {condition} ORDER BY value DESC, key LIMIT %s",
+                [text, *values, n],
+            )
+        )
 
     def sample(self, n: int) -> list[Key]:
-        ((blocks, has_blocks),) = self._read((BLOCKS, [self._regclass]))
-        # There is an item or more in a block; where most are empty, more blocks are read.
-        percent = 200.0 * n / max(1, blocks)
-        while True:
-            rows = self._read(self._sql.sampled(n, min(100.0, percent) if has_blocks else None))
-            if len(rows) >= n or percent >= 100 or not has_blocks:
-                return [key for (key,) in rows]
-            percent *= 4
+        """By the hash of each id: it reads all ids, once, which takes no longer than an exact question."""
+        drawn = f"SELECT {self._key} AS key FROM {self._place} ORDER BY md5({_quoted(self._layout.key)}::text) LIMIT %s"
+        return [key for (key,) in self._read(drawn, [n])]
 
     def close(self) -> None:
-        self._connections.close()
+        _close_all(self._idle)
 
     def explain(self, error: Exception) -> AdacurError | None:
-        return explained(error)
-
-    def _read(self, asked: Asked, settings: Mapping[str, str] | None = None) -> list[Any]:
-        return self._connections.read(*asked, settings or {})
+        psycopg = require("psycopg", extra="postgres")
+        if not isinstance(error, psycopg.Error):
+            return None
+        words = f"{type(error).__name__}: {(error.diag.message_primary or str(error)).strip().splitlines()[0]}"
+        kinds = ("ProgrammingError", "DataError", "IntegrityError", "NotSupportedError")
+        refused = (
+            *(getattr(psycopg, kind) for kind in kinds),
+            psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.errors.ActiveSqlTransaction,
+        )
+        # A connection that is refused has no code, only words; trying again would not help, and may lock an account.
+        is_refused = isinstance(error, refused) or any(sign in str(error) for sign in _NOT_LET_IN)
+        return InputError(words) if is_refused else EngineUnavailable(words)
 
     @cached_property
-    def _sql(self) -> TableSQL:
-        rows = self._read((COLUMNS, [self._regclass]))
+    def _layout(self) -> Layout:
+        rows = self._read(_COLUMNS, [self._place.replace("%%", "%")])
         if not rows:
-            raise InputError(f"There is no table {shown(self._table)} in {self._connections.address}.")
+            raise InputError(f"There is no table {shown(self._table)} at {self.name}.")
         # Without the schema of the extension, which must be one that needs no naming.
         types = {name: kind.rpartition(".")[2] for name, kind, _ in rows}
-        vectors = {name: size if size > 0 else self._size(name) for name, _, size in rows if types[name] in INDEXABLE}
-        sql = TableSQL(self._place, Layout.of(self.name, types, vectors, **self._columns), self._language)
-        self._check_ids(sql)
-        return sql
-
-    def _check_ids(self, sql: TableSQL) -> None:
-        """Refuse ids that are missing or occur twice: they would be scored twice."""
-        if self._read((DISTINCT, [self._regclass, sql.layout.key]))[0][0]:
-            return
-        unusable = self._read(sql.unusable_id())
-        if unusable and unusable[0][0] is None:
-            raise InputError(f"Every item must have an id; in {self.name} one of {sql.layout.key!r} is NULL.")
-        if unusable:
-            raise repeated(self.name, unusable[0][0])
-
-    def _size(self, vector: str) -> int:
-        """The size of a vector whose column does not say it; 0 where no item has one."""
-        column = quoted(vector)
-        first = f"SELECT vector_dims({column}) FROM {self._place} WHERE {column} IS NOT NULL LIMIT 1"
-        return next((size for (size,) in self._read((first, []))), 0)
-
-    def _index_settings(self, vector: str, n: int) -> dict[str, str]:
-        kind, size = self._sql.layout.types[vector], self._sql.layout.vectors[vector]
-        if size > INDEXABLE[kind]:
-            _log.warning("pgvector indexes a %s of at most %d numbers; %r has %d.", kind, INDEXABLE[kind], vector, size)
-        return {
-            "hnsw.ef_search": str(min(1000, max(40, 2 * n))),
-            "hnsw.iterative_scan": "strict_order",
-            "ivfflat.iterative_scan": "relaxed_order",
-        }
+        vectors = {name: size for name, _, size in rows if types[name] in _VECTORS and size > 0}
+        return Layout.of(self.name, types, vectors, **self._columns)
 
     @property
     def _place(self) -> str:
-        return quoted(*([self._schema] if self._schema else []), self._table)
+        schema, _, name = self._table.rpartition(".")
+        return _quoted(schema, name) if schema else _quoted(name)
 
     @property
-    def _regclass(self) -> str:
-        return self._place.replace("%%", "%")
+    def _key(self) -> str:
+        column = _quoted(self._layout.key)
+        return column if self._layout.types[self._layout.key] in _WHOLE else f"{column}::text"
+
+    def _where(self, where: Where) -> tuple[str, list[Any]]:
+        text, values = self._layout.condition(where, any_of=_any_of, path=lambda place: _quoted(place.column))
+        # A condition of the user's has no placeholders.
+        return (text.replace("%", "%%") if isinstance(where, str) else text), values
+
+    def _among(self, question: Nearest) -> tuple[str, list[Any]]:
+        added, values = "", []
+        if question.without:
+            added, values = f" AND {self._one_of('<>', 'ALL')}", [list(question.without)]
+        if question.within is not None:
+            added, values = f"{added} AND {self._one_of('=', 'ANY')}", [*values, list(question.within)]
+        return added, values
+
+    def _one_of(self, sign: str, how: str) -> str:
+        key = self._layout.key
+        return f"{_quoted(key)} {sign} {how} (%s::{self._layout.types[key]}[])"
+
+    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        with self._reading() as read:
+            return read(statement, values)
+
+    @contextmanager
+    def _reading(
+        self, settings: Mapping[str, str] | None = None
+    ) -> Iterator[Callable[[str, Sequence[Any]], list[Any]]]:
+        """What reads the rows of a statement, in one transaction, with these settings for it alone.
+
+        It reads only, so that no filter can change a table, and what a condition sets for its session is undone.
+        """
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connected()
+        try:
+            with connection.transaction(force_rollback=True):
+                for name, value in (settings or {}).items():
+                    connection.execute("SELECT set_config(%s, %s, true)", [name, value])
+                yield lambda statement, values: connection.execute(statement, values).fetchall()
+        except BaseException:
+            connection.close()
+            # What broke this one may have broken the others.
+            self.close()
+            raise
+        self._idle.append(connection)
+
+    def _connected(self) -> Any:
+        connection = self._connect()
+        connection.autocommit = True
+        connection.read_only = True
+        # Prepared statements would be planned without knowing the lists of keys; poolers do not like them either.
+        connection.prepare_threshold = None
+        connection.execute("SELECT set_config('statement_timeout', %s, false)", [str(1000 * _SECONDS)])
+        if self._name is None:
+            at = connection.info
+            place = f"{quote(at.host, safe='')}:{at.port}/{quote(at.dbname, safe='')}"
+            self._name = f"postgresql://{place}/{quote(self._table, safe='')}"
+        return connection
+
+
+def _close_all(connections: list[Any]) -> None:
+    while connections:
+        connections.pop().close()
+
+
+def _index_settings(n: int) -> dict[str, str]:
+    return {
+        "hnsw.ef_search": str(min(1000, max(40, 2 * n))),
+        "hnsw.iterative_scan": "strict_order",
+        "ivfflat.iterative_scan": "relaxed_order",
+    }
 
 
 def _found(pairs: Sequence[tuple[Key, float]]) -> Found:
     return Found([key for key, _ in pairs], np.array([value for _, value in pairs]))
 
 
-def _names(table: str) -> tuple[str, str]:
-    """The schema, or nothing, and the name of a table."""
-    if match := _QUOTED_NAMES.fullmatch(table):
-        schema, name = (match[1] or "").replace('""', '"'), match[2].replace('""', '"')
-    else:
-        schema, _, name = table.rpartition(".")
-    if "\0" in table or not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME:
-        raise InputError(f"The name of a table has 1 to {_LONGEST_NAME} bytes in Postgres; got {shown(table)}.")
-    return schema, name
+def _any_of(place: Place, allowed: Sequence[Any]) -> tuple[str, list[Any]]:
+    column, kind = _quoted(place.column), place.kind
+    if kind in ("json", "jsonb"):
+        # A list contains a plain value, and a plain value itself.
+        return f"{_json_in(place)} @> ANY (%s::text[]::jsonb[])", [[json.dumps(value) for value in allowed]]
+    # "character" alone would mean one letter; an array has each of its values.
+    kind = "bpchar" if kind == "character" else kind
+    given = [str(value) for value in allowed if value is not None]
+    if kind.endswith("[]"):
+        return f"{column} && %s::text[]::{kind}", [given]
+    return f"{column} = ANY (%s::text[]::{kind}[])", [given]
 
 
-def _one_name(schema: str, table: str) -> str:
-    """What `_names` takes apart."""
-    names = [schema, table] if schema else [table]
-    plain = ".".join(names)
-    return plain if _names(plain) == (schema, table) else ".".join('"' + one.replace('"', '""') + '"' for one in names)
+def _json_in(place: Place) -> str:
+    return f"({_quoted(place.column)}::jsonb{''.join(f' -> {_literal(name)}' for name in place.inside)})"
+
+
+def _text_in(place: Place) -> str:
+    """The text in a column, or inside its JSON."""
+    if not place.inside:
+        return _quoted(place.column)
+    outer = Place(place.column, place.inside[:-1], place.kind)
+    return f"({_json_in(outer)} ->> {_literal(place.inside[-1])})"
+
+
+def _quoted(*names: str) -> str:
+    """The name of a column or table within a statement that has placeholders."""
+    return str(require("psycopg.sql", extra="postgres").Identifier(*names).as_string(None)).replace("%", "%%")
+
+
+def _literal(text: str) -> str:
+    return str(require("psycopg.sql", extra="postgres").Literal(text).as_string(None)).replace("%", "%%")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
-import uuid
+import re
 import warnings
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,9 +16,8 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, EngineUnavailable, InputError
-from adacur.extras.engines.checked_store import has_unfit_characters, shown
-from adacur.extras.engines.qdrant_filters import compiled, models, path_to, point_id
-from adacur.extras.engines.store_urls import is_loopback, options_in, seconds, split
+from adacur.extras.engines.qdrant_filters import compiled, models
+from adacur.extras.engines.store_urls import address_in, without_credentials
 from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
 from adacur.records import Item, field_names, field_of
 from adacur.requirements import require
@@ -27,10 +25,9 @@ from adacur.requirements import require
 _TRY_AGAIN = {408, 425, 429}
 _TRY_AGAIN_GRPC = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
 _PORT = 6333
+_SECONDS = 60
 _BATCH = 256
-_STOPS = 64
 _FIELDS_SHOWN = 500
-_UUIDS_BEGIN = 2**64
 
 
 class QdrantStore(VectorStore):
@@ -55,32 +52,26 @@ class QdrantStore(VectorStore):
         id_field: str | None = None,
         vector: str | None = None,
     ) -> None:
-        if has_unfit_characters(collection):
-            raise InputError(f"The name of a collection must be Unicode text without NUL; got {shown(collection)}.")
         self._collection, self._client, self._owns_client = collection, client, False
         self.text_fields = (text,) if isinstance(text, str) else tuple(text)
         self._id_field, self.vector = id_field, vector
-        options = client.init_options
-        self.secrets = [key] if (key := options.get("api_key")) else []
-        self._address = _address(options)
+        self.secrets = [key] if (key := client.init_options.get("api_key")) else []
+        self._address = _address(client.init_options)
 
     @classmethod
     def from_url(cls, url: str) -> QdrantStore:
         """qdrant://HOST[:PORT]/COLLECTION, or qdrant+https://…; with QDRANT_API_KEY over https or to this machine."""
-        parts = split(url)
+        parts, options = address_in(url)
         prefix, _, collection = parts.path.rpartition("/")
         scheme = "https" if parts.scheme.endswith("https") else "http"
-        if not parts.hostname or not collection or "," in parts.netloc:
+        if not parts.hostname or not collection:
             raise InputError("A Qdrant collection is given as qdrant://HOST:PORT/COLLECTION, or qdrant+https://….")
-        options = options_in(parts, timeout=seconds)
-        patience = options.pop("timeout", 30.0)
-        is_safe = scheme == "https" or is_loopback(parts.hostname)
-        key = os.environ.get("QDRANT_API_KEY") if is_safe else None
+        key = os.environ.get("QDRANT_API_KEY") if scheme == "https" or _is_loopback(parts.hostname) else None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
             connect = require("qdrant_client", extra="qdrant").QdrantClient
             address = f"{scheme}://{parts.netloc}{prefix}"
-            client = connect(url=address, api_key=key or None, timeout=patience, check_compatibility=False)
+            client = connect(url=address, api_key=key or None, timeout=_SECONDS, check_compatibility=False)
         store = cls(unquote(collection), client=client, **options)
         store._owns_client = True
         return store
@@ -142,32 +133,27 @@ class QdrantStore(VectorStore):
         if sparse is not None:
             words = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
             return self._queried(m.SparseVector(indices=words.indices, values=words.values), sparse, n, filter_)
-        refusals = []
-        for field in self.text_fields:
-            try:
-                query = m.TextQuery(text=m.TextQueryInput(query=text))
-                return self._queried(query, path_to(field), n, filter_)
-            except Exception as error:
-                if not isinstance(refusal := self.explain(error), InputError):
-                    raise
-                refusals.append(str(refusal))
         raise InputError(
-            f"{self.name} has no ranked search for words. Give {self.text_fields[0]!r} a text index with scoring "
-            f"(Qdrant 1.20 or later), or the collection a sparse vector 'bm25' with IDF. It said: {' '.join(refusals)}"
+            f"{self.name} has no ranked search for words: that takes a sparse vector with 'bm25' in its name, with IDF."
         )
 
     def sample(self, n: int) -> list[Key]:
-        """Evenly over the ids of a collection that has 0, 1, 2, …
-
-        Over other ids: runs of neighbours at 64 places spread evenly between the first id and the last, some 80 small
-        requests; where ids are clustered, so is the sample.
-        """
+        """Evenly over the ids of a collection that has 0, 1, 2, …; of others the first, which is chance with UUIDs."""
         n_items = self.count()
-        if n >= n_items:
-            return list(self._all_ids(n_items))
-        even = np.linspace(0, n_items - 1, n).astype(int).tolist()
-        there = sum(1 for _ in self._points(even, with_payload=False, with_vectors=False))
-        return even if there == n else self._spread(n)
+        even: list[Key] = np.linspace(0, max(0, n_items - 1), min(n, n_items)).astype(int).tolist()
+        if n < n_items and sum(1 for _ in self._points(even, with_payload=False, with_vectors=False)) == n:
+            return even
+        keys: list[Key] = []
+        start = None
+        # Not without end, should a page lead back to an earlier one.
+        for _ in range(2 + 2 * n_items // _BATCH):
+            points, start = self._client.scroll(
+                self._collection, offset=start, limit=_BATCH, with_payload=False, with_vectors=False
+            )
+            keys += [_key(point.id) for point in points]
+            if start is None or len(keys) >= n:
+                break
+        return keys[:n]
 
     def close(self) -> None:
         if self._owns_client:
@@ -176,19 +162,19 @@ class QdrantStore(VectorStore):
     def explain(self, error: Exception) -> AdacurError | None:
         exceptions = require("qdrant_client.http.exceptions", extra="qdrant")
         if isinstance(error, exceptions.UnexpectedResponse):
-            status, words = error.status_code or 500, _response_in_words(error)
+            status = error.status_code or 500
+            words = f"{status} {error.reason_phrase}: {' '.join(error.content.decode(errors='replace').split())}"
             if status in (401, 403):
                 hint = "The key was not accepted" if self.secrets else "Set QDRANT_API_KEY, or give the client a key"
-                return InputError(f"{words} {hint}.")
+                return InputError(f"{hint}. {words}")
             return EngineUnavailable(words) if status >= 500 or status in _TRY_AGAIN else InputError(words)
         if isinstance(error, exceptions.ResponseHandlingException):
             # What pydantic says of an answer of another shape is long, and repeats the answer.
             reason = (str(error.source).splitlines() or ["no reason given"])[0]
             return EngineUnavailable(f"{type(error.source).__name__}: {reason}")
         if isinstance(error, require("grpc", extra="qdrant").RpcError):
-            code = error.code().name
-            words = f"{code}: {error.details()}"
-            return EngineUnavailable(words) if code in _TRY_AGAIN_GRPC else InputError(words)
+            words = f"{error.code().name}: {error.details()}"
+            return EngineUnavailable(words) if error.code().name in _TRY_AGAIN_GRPC else InputError(words)
         if isinstance(error, json.JSONDecodeError) or type(error).__name__ == "ResourceExhaustedResponse":
             # The login page of a proxy, say: it was not the server that answered.
             return EngineUnavailable(f"{type(error).__name__}: {error}")
@@ -217,50 +203,8 @@ class QdrantStore(VectorStore):
         return _found(self._client.query_points(self._collection, query=query, **options).points)
 
     def _points(self, keys: Sequence[Key], **wanted: Any) -> Iterator[Any]:
-        ids = [point_id(key) for key in keys]
-        for start in range(0, len(ids), _BATCH):
-            yield from self._client.retrieve(self._collection, ids[start : start + _BATCH], **wanted)
-
-    def _scroll(self, start: Key | None, n: int) -> tuple[list[Key], Key | None]:
-        """At most n ids in their order, and where the next begin."""
-        points, after = self._client.scroll(
-            self._collection, offset=start, limit=n, with_payload=False, with_vectors=False
-        )
-        return [_key(point.id) for point in points], after
-
-    def _all_ids(self, n_items: int) -> Iterator[Key]:
-        start = None
-        # Not without end, should a page lead back to an earlier one.
-        for _ in range(2 + 2 * n_items // _BATCH):
-            ids, start = self._scroll(start, _BATCH)
-            yield from ids
-            if start is None:
-                return
-
-    def _spread(self, n: int) -> list[Key]:
-        if not (some := self._scroll(None, 1)[0]):
-            return []
-        first = _place(some[0])
-        # How far ids reach, within a factor of two, then nearer.
-        reach = bisect_left(range(_UUIDS_BEGIN.bit_length() * 2), True, key=lambda k: not self._from(first + 2**k, 1))
-        low, high = first + 2**reach // 2, first + 2**reach
-        for _ in range(8):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._from(middle, 1) else (low, middle)
-        stops = min(n, _STOPS)
-        keys: dict[Key, None] = {}
-        for at in range(stops):
-            length = n // stops + (at < n % stops)
-            keys |= dict.fromkeys(self._from(first + (low - first) * at // max(1, stops - 1), length))
-        # Where runs met the same points, others of the first make up for it.
-        keys |= dict.fromkeys(self._from(first, n))
-        return list(keys)[:n]
-
-    def _from(self, place: int, n: int) -> list[Key]:
-        """The n ids from this place on."""
-        if place >= _UUIDS_BEGIN + 2**128:
-            return []
-        return self._scroll(place if place < _UUIDS_BEGIN else str(uuid.UUID(int=place - _UUIDS_BEGIN)), n)[0]
+        for start in range(0, len(keys), _BATCH):
+            yield from self._client.retrieve(self._collection, list(keys[start : start + _BATCH]), **wanted)
 
     def _item(self, point: Any) -> Item:
         payload = dict(point.payload or {})
@@ -281,23 +225,17 @@ def _address(options: Mapping[str, Any]) -> str:
     if options.get("location") == ":memory:" or options.get("path"):
         return f"qdrant://{quote(options.get('path') or ':memory:', safe=':/')}"
     host, port = options.get("host") or options.get("location") or "localhost", options.get("port") or _PORT
-    secure = options.get("https") or (options.get("https") is None and options.get("api_key"))
-    place = options.get("url") or (host if "://" in host else f"http{'s' if secure else ''}://{host}:{port}")
+    shown = without_credentials(options.get("url") or f"http{'s' if options.get('https') else ''}://{host}:{port}")
+    scheme, _, place = shown.partition("://")
+    place = place.rstrip("/") if re.search(r":\d+", place) or place == "…" else f"{place.rstrip('/')}:{port}"
+    return f"qdrant{'+https' if scheme == 'https' else ''}://{place}"
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        parts = split(place)
-    except InputError:
-        return "qdrant://…"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    prefix = parts.path.strip("/") or (options.get("prefix") or "").strip("/")
-    scheme = "qdrant+https" if parts.scheme == "https" else "qdrant"
-    return f"{scheme}://{host}:{parts.port or port}{prefix and f'/{prefix}'}"
-
-
-def _response_in_words(error: Any) -> str:
-    text = error.content.decode(errors="replace")
-    with suppress(ValueError, LookupError, TypeError):
-        text = str(json.loads(text)["status"]["error"])
-    return f"{error.status_code} {error.reason_phrase}: {' '.join(text.split())}."
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _found(points: Sequence[Any], length: float = 1.0) -> Found:
@@ -306,8 +244,3 @@ def _found(points: Sequence[Any], length: float = 1.0) -> Found:
 
 def _key(id_: Any) -> Key:
     return id_ if isinstance(id_, int) else str(id_)
-
-
-def _place(key: Key) -> int:
-    """Where an id lies on the line by which Qdrant orders them: numbers, then UUIDs."""
-    return key if isinstance(key, int) else _UUIDS_BEGIN + uuid.UUID(key).int

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from adacur.errors import InputError
-from adacur.extras.engines.checked_store import has_unfit_characters, shown
+from adacur.extras.engines.checked_store import shown
 from adacur.extras.engines.vector_store import Key, Nearest, Where
 from adacur.requirements import require
-
-_INT64 = range(-(2**63), 2**63)
 
 
 def compiled(where: Where, question: Nearest | None = None) -> Any:
@@ -35,47 +32,30 @@ def compiled(where: Where, question: Nearest | None = None) -> Any:
     return m.Filter(must=must, must_not=must_not) if must or must_not else None
 
 
-def path_to(name: str) -> str:
-    """The path to a field: through dictionaries where the name has dots."""
-    return _inside(name) or _quoted(name)
-
-
-def point_id(key: Key) -> Key:
-    """A key as the id of a point."""
-    try:
-        return key if isinstance(key, int) else str(uuid.UUID(key))
-    except ValueError:
-        raise InputError(f"Qdrant's ids are whole numbers or UUIDs; got {shown(key)}.") from None
-
-
 def models() -> Any:
     """The models of Qdrant's client."""
     return require("qdrant_client.models", extra="qdrant")
 
 
 def _has_id(keys: Collection[Key]) -> Any:
-    return models().HasIdCondition(has_id=[point_id(key) for key in keys])
+    return models().HasIdCondition(has_id=list(keys))
 
 
 def _has(name: str, values: list[Any]) -> Any:
     """That a field has one of these values, be its name written with dots or its place inside dictionaries."""
     m = models()
-    here, inside = _is_any(_quoted(name), values), _inside(name)
-    if inside is None:
+    here = _is_any(_quoted(name), values)
+    parts = name.split(".")
+    if len(parts) == 1 or not all(parts):
         return here
     lacks = m.FieldCondition(key=_quoted(name), is_empty=True)
-    return m.Filter(should=[here, m.Filter(must=[lacks, _is_any(inside, values)])])
+    return m.Filter(should=[here, m.Filter(must=[lacks, _is_any(".".join(map(_quoted, parts)), values)])])
 
 
 def _is_any(path: str, values: list[Any]) -> Any:
     m = models()
     if not values:
         return _has_id(())
-    for value in values:
-        if isinstance(value, list | dict) or not _fits(value):
-            raise InputError(
-                f"Metadata is compared with texts, numbers, True, False, None; got {shown(value)} for {path}."
-            )
     if len({type(value) for value in values}) == 1 and type(values[0]) in (str, int):
         return m.FieldCondition(key=path, match=m.MatchAny(any=values))
     return m.Filter(should=[_is(path, value) for value in values])
@@ -92,21 +72,8 @@ def _is(path: str, value: str | bool | int | float | None) -> Any:
     return m.FieldCondition(key=path, match=m.MatchValue(value=value))
 
 
-def _fits(value: Any) -> bool:
-    """Whether a payload can hold a value: whole numbers of 64 bits, no NaN."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, str | bool) or (isinstance(value, int) and value in _INT64)
-
-
 def _quoted(name: str) -> str:
     """A name as a path into a payload, where dots and brackets would lead inside."""
-    if not name or '"' in name or has_unfit_characters(name):
+    if '"' in name:
         raise InputError(f"Qdrant cannot filter by a field called {shown(name)}.")
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
-
-
-def _inside(name: str) -> str | None:
-    """A name with dots as a path through dictionaries."""
-    parts = name.split(".")
-    return ".".join(map(_quoted, parts)) if len(parts) > 1 and all(parts) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,40 +12,38 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.extras.kernels.cuda_graphs import Capture, cuda_graphs
+from adacur.model.acquire import ROUNDING, SCORES_THAT_TELL
 from adacur.model.features import Features
+from adacur.model.posterior import State, rises
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
-# Room for scored items comes in multiples of this.
-_SCORED_STEP = 128
+# Room for scored and for listed items comes in multiples of these.
+_SCORED_STEP, _LISTED_STEP = 128, 1024
 # Shapes recorded per set of features; they differ by the budget, the size of a round and the first stages.
 _MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a recorded choice has room for: first stages' lists, ranks in each, scored items and chosen ones.
+    """What a recorded choice has room for: listed items, the first stage's candidates, scored items and chosen ones.
 
-    `raises` says whether the candidates of a search, a list more, raise predictions.
+    Where there are `candidates`, they raise predictions.
     """
 
-    stages: int
-    ranks: int
-    raises: bool
+    listed: int
+    candidates: int
     scored: int
     top: int
 
     @classmethod
-    def of(cls, *, stages: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
+    def of(cls, *, listed: int, raises: bool, n_scored: int, n: int, n_items: int) -> Shape:
         """The smallest that holds these."""
+        listed = -(-listed // _LISTED_STEP) * _LISTED_STEP
+        candidates = min(RANKS_THAT_COUNT, n_items) if raises else 0
         scored, top = -(-n_scored // _SCORED_STEP) * _SCORED_STEP, min(n_items, 1 << (n - 1).bit_length())
-        return cls(stages=stages, ranks=min(RANKS_THAT_COUNT, n_items), raises=raises, scored=scored, top=top)
-
-    @property
-    def lists(self) -> int:
-        """All lists, the candidates included."""
-        return self.stages + self.raises
+        return cls(listed=listed, candidates=candidates, scored=scored, top=top)
 
 
 class CudaGraphTopN:
@@ -55,16 +52,17 @@ class CudaGraphTopN:
     `capture` records what a function does; by default as a CUDA graph.
     """
 
-    def __init__(self, features: Features, shape: Shape, *, rounding: float, capture: Capture | None = None) -> None:
+    def __init__(self, features: Features, shape: Shape, *, capture: Capture | None = None) -> None:
         torch = self._torch = require("torch", extra="torch")
-        self._features, self._shape, self._rounding = features, shape, rounding
+        self._features, self._shape = features, shape
         self._device = features.device_means.device
-        self._n_features = features.factors.n_features
+        # The mean's and the level's too.
+        self._n_features = features.factors.n_features + 2
         self.lock = threading.Lock()
         on_cuda = self._device.type == "cuda"
-        n_listed = shape.lists * shape.ranks
+        n_listed = shape.listed + shape.candidates
         self._n_places = n_listed + shape.scored
-        n_numbers = n_listed + self._n_features + 3 + shape.stages
+        n_numbers = n_listed + self._n_features + 1
         self._host = torch.zeros(self._n_places + n_numbers, dtype=torch.float64, pin_memory=on_cuda)
         self._given = torch.zeros_like(self._host, device=self._device)
         self._answer = torch.zeros((shape.top, 3 + self._n_features), dtype=torch.float64, device=self._device)
@@ -75,26 +73,28 @@ class CudaGraphTopN:
         self,
         *,
         weights: FloatArray,
-        level: float,
-        trust: float,
-        slope: FloatArray,
-        lists: Sequence[IntArray],
+        listed: IntArray,
+        rises: FloatArray,
+        candidates: IntArray,
         first_weight: float,
         scored: IntArray,
     ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
         """Raised and plain predictions of the best unscored items, their positions, and their features.
 
-        The last of `lists` are the candidates, where these raise predictions, by `first_weight`.
+        The `listed` items rise by `rises`. Where the shape has `candidates`, these are raised by `first_weight`.
         """
         shape = self._shape
         # Float64 holds a position exactly. Padding names an item that rises by 0, or one already scored.
-        listed, rises = np.zeros((shape.lists, shape.ranks)), np.zeros((shape.lists, shape.ranks))
-        for at, some in enumerate(lists):
-            listed[at, : len(some)], rises[at, : len(some)] = some, RISE[: len(some)]
-            listed[at, len(some) :] = some[0] if len(some) else 0
+        steps = RISE[: len(candidates)]
+        places, heights = [], []
+        for some, own, room in ((listed, rises, shape.listed), (candidates, steps, shape.candidates)):
+            places.append(np.full(room, some[0] if len(some) else 0, dtype=np.float64))
+            heights.append(np.zeros(room))
+            if room:
+                places[-1][: len(some)], heights[-1][: len(some)] = some, own
         filled = np.full(shape.scored, scored[0], dtype=np.float64)
         filled[: len(scored)] = scored
-        parts: list[Any] = [listed.ravel(), filled, rises.ravel(), weights, [level, trust, first_weight], slope]
+        parts: list[Any] = [*places, filled, *heights, weights, [first_weight]]
         with self.lock:
             np.concatenate(parts, out=self._host.numpy())
             self._given.copy_(self._host, non_blocking=True)
@@ -108,25 +108,20 @@ class CudaGraphTopN:
     def _run(self) -> None:
         torch, shape, features, given = self._torch, self._shape, self._features, self._given
         places, numbers = given[: self._n_places].long(), given[self._n_places :]
-        n_listed = shape.lists * shape.ranks
-        listed, scored = places[:n_listed].view(shape.lists, shape.ranks), places[n_listed:]
-        rises, numbers = numbers[:n_listed].view(shape.lists, shape.ranks), numbers[n_listed:]
-        weights, numbers = numbers[: self._n_features], numbers[self._n_features :]
-        (level, trust, first_weight), slope = numbers[:3].unbind(), numbers[3:]
-        predicted = features.factors.products_here(weights[None, :])[0]
-        predicted.addcmul_(trust.float(), features.device_means).add_((level + (1 - trust) * features.centre).float())
-        for stage in range(shape.stages):
-            predicted.scatter_add_(0, listed[stage], (slope[stage] * rises[stage]).float())
+        listed, candidates, scored = places.split([shape.listed, shape.candidates, shape.scored])
+        rises, steps, weights, first_weight = numbers.split([shape.listed, shape.candidates, self._n_features, 1])
+        predicted = features.predictions(weights[None, :])[0]
+        predicted.scatter_add_(0, listed, rises.float())
         raised = predicted.clone()
-        if shape.raises:
-            deviation, height = predicted.std(correction=0), predicted[listed[-1, :1]].abs()
-            unit = torch.where(deviation <= self._rounding * height, height.clamp(min=1.0), deviation)
+        if shape.candidates:
+            deviation, height = predicted.std(correction=0), predicted[candidates[:1]].abs()
+            unit = torch.where(deviation <= ROUNDING * height, height.clamp(min=1.0), deviation)
             unit = torch.where(unit.isfinite(), unit, 0.0) * first_weight.float()
-            raised.scatter_add_(0, listed[-1], unit * rises[-1].float())
+            raised.scatter_add_(0, candidates, unit * steps.float())
         raised.scatter_(0, scored, -math.inf)
         values, at = raised.topk(shape.top)
         found = torch.stack([values.double(), predicted[at].double(), at.double()], 1)
-        self._answer.copy_(torch.cat([found, features.factors.rows_here(at)], 1))
+        self._answer.copy_(torch.cat([found, features.rows(at)], 1))
 
 
 class RecordedChoices:
@@ -137,19 +132,42 @@ class RecordedChoices:
         self._lock = threading.Lock()
         self._known: dict[Shape, CudaGraphTopN | None] = {}
 
-    def of(self, features: Features, *, rounding: float, **sizes: Any) -> CudaGraphTopN | None:
+    def best(
+        self, features: Features, state: State, n: int, found: IntArray, first_weight: float
+    ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray] | None:
+        """The choice of n items or more for a lone query, whose state is in memory; None where it cannot be recorded.
+
+        The first stage's best, `found`, raise predictions by `first_weight`; the answer is that of `CudaGraphTopN`.
+        """
+        n_scored, raises = state.at.shape[1], bool(first_weight and len(found))
+        if not n_scored:
+            return None
+        sizes = {"n_scored": n_scored, "n": n, "n_items": features.factors.n_items}
+        choice = self.of(features, listed=state.prior.listed.shape[1], raises=raises, **sizes)
+        if choice is None:
+            return None
+        return choice.best(
+            weights=state.weights[0],
+            listed=state.prior.listed[0],
+            rises=rises(state)[0],
+            candidates=found[:RANKS_THAT_COUNT] if raises else found[:0],
+            first_weight=1 / (1 / first_weight + n_scored / SCORES_THAT_TELL) if first_weight else 0.0,
+            scored=state.at[0],
+        )
+
+    def of(self, features: Features, **sizes: Any) -> CudaGraphTopN | None:
         """The choice of the smallest shape that holds these sizes (`Shape.of`); None where none can be recorded."""
         if self._capture is None and features.device_means.device.type != "cuda":
             return None
         shape = Shape.of(**sizes)
         with self._lock:
             if shape not in self._known and len(self._known) < _MOST:
-                self._known[shape] = self._recorded(features, shape, rounding=rounding)
+                self._known[shape] = self._recorded(features, shape)
             return self._known.get(shape)
 
-    def _recorded(self, features: Features, shape: Shape, *, rounding: float) -> CudaGraphTopN | None:
+    def _recorded(self, features: Features, shape: Shape) -> CudaGraphTopN | None:
         try:
-            return CudaGraphTopN(features, shape, rounding=rounding, capture=self._capture)
+            return CudaGraphTopN(features, shape, capture=self._capture)
         except Exception as error:
             # Triton, cuBLAS and the driver each have errors of their own.
             _log.warning("Rounds cannot be recorded as CUDA graphs, so they take longer: %s", error)

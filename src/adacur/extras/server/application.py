@@ -19,11 +19,19 @@ from starlette.middleware.gzip import GZipMiddleware
 from adacur.as_json import as_json
 from adacur.errors import AdacurError, InputError, UnknownName
 from adacur.extras.server import shapes
-from adacur.extras.server.bodies import Name, rerank_request, search_request
+from adacur.extras.server.bodies import Name, find_request, rerank_request, search_request
 from adacur.extras.server.concurrency import Answer, Turns
 from adacur.extras.server.door import Door, notes_of
 from adacur.extras.server.failures import Refusal, as_refusal, json_answer
-from adacur.extras.server.indexes import Served, check_name, example_questions, named_index, plan_of
+from adacur.extras.server.indexes import (
+    SearchRequest,
+    Served,
+    check_name,
+    example_questions,
+    find_of,
+    named_index,
+    plan_of,
+)
 from adacur.extras.server.logs import silent_log
 from adacur.extras.server.metrics import METRICS_TYPE, Metrics
 from adacur.extras.server.page import add_page, content_security_policy
@@ -34,7 +42,7 @@ from adacur.extras.server.searching import Search, SearchStream, search_all
 from adacur.extras.server.server_settings import ServerSettings
 from adacur.money import Price
 from adacur.replay import replay
-from adacur.search import METHODS, AnchorIndex, plan_search
+from adacur.search import METHODS, AnchorIndex
 
 # Threads cost little while they wait.
 _THREADS = 256
@@ -70,6 +78,7 @@ def create_app(
         responses=shapes.ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
     )
     server.add_search(api)
+    server.add_find(api)
     for dialect in DIALECTS:
         server.add_rerank(api, dialect)
     server.add_indexes(api)
@@ -136,7 +145,7 @@ class _Server:
 
     def add_search(self, api: APIRouter) -> None:
         """POST /v1/search."""
-        SearchRequest = search_request(self.settings)
+        SearchBody = search_request(self.settings)
         answers: dict[int | str, dict[str, Any]] = {
             200: {
                 "model": shapes.SearchAnswer,
@@ -146,38 +155,62 @@ class _Server:
         }
 
         @api.post("/v1/search", tags=["search"], summary="Search", responses=answers)
-        async def search(request: Request, body: SearchRequest) -> Response:  # type: ignore[valid-type]
+        async def search(request: Request, body: SearchBody) -> Response:  # type: ignore[valid-type]
             """Find the best k items of an index for a query, exactly scored, within a budget of scorer calls.
 
             With `"stream": true` or `Accept: text/event-stream` the answer is a stream of server-sent events:
             `start`, a `round` after each round, and `done` or `error`. A client that hangs up ends the search.
             """
-            started = time.monotonic()
             given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
-            plan = plan_of(self.served, given, settings=self.settings)
-            self.watch.refuse_if_changed(plan.served)
-            notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
-            if self.settings.log_queries:
-                notes["query"] = [query.text for query in plan.queries]
-            notes_of(request.scope).update(notes)
-            # Equal queries are searched once.
-            distinct = tuple(dict.fromkeys(plan.queries))
-            searches = [Search(plan, query, started=started, seconds=self.settings.seconds) for query in distinct]
-            if given.get("stream") or "text/event-stream" in request.headers.get("accept", ""):
-                if given.get("query") is None:
-                    raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
-                self.turns.check()
-                planned = await asyncio.to_thread(plan_search, plan.served.index, plan.k, **plan.options)
-                ended = partial(self._count, request, searches)
-                return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
-            try:
-                results = await self.turns.run(
-                    partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
-                )
-            finally:
-                self._count(request, searches)
-            of = dict(zip(distinct, results, strict=True))
-            return json_answer({"index": plan.served.name, "results": [of[query] for query in plan.queries]})
+            return await self._answered(request, given, plan_of)
+
+    def add_find(self, api: APIRouter) -> None:
+        """POST /v1/find."""
+        FindBody = find_request(self.settings)
+        answers: dict[int | str, dict[str, Any]] = {
+            200: {
+                "model": shapes.SearchAnswer,
+                "description": "The items above the line, and what is promised; or, with `stream`, an event per round.",
+                "content": {"text/event-stream": {"schema": shapes.EVENT}},
+            }
+        }
+
+        @api.post("/v1/find", tags=["search"], summary="Find all", responses=answers)
+        async def find(request: Request, body: FindBody) -> Response:  # type: ignore[valid-type]
+            """Find all items that score `above` or higher, at a recall that is certified.
+
+            The first request for a line waits for a replay of the anchor queries. Streams are those of `/v1/search`.
+            """
+            given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
+            return await self._answered(request, given, find_of)
+
+    async def _answered(self, request: Request, given: dict[str, Any], read: Callable[..., SearchRequest]) -> Response:
+        """The answer to the searches that `read` makes of a body."""
+        started = time.monotonic()
+        plan = read(self.served, given, settings=self.settings)
+        self.watch.refuse_if_changed(plan.served)
+        notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
+        if self.settings.log_queries:
+            notes["query"] = [query.text for query in plan.queries]
+        notes_of(request.scope).update(notes)
+        # Equal queries are searched once.
+        distinct = tuple(dict.fromkeys(plan.queries))
+        searches = [Search(plan, query, started=started, seconds=self.settings.seconds) for query in distinct]
+        if given.get("stream") or "text/event-stream" in request.headers.get("accept", ""):
+            if given.get("query") is None:
+                raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
+            self.turns.check()
+            planned = await asyncio.to_thread(plan.planned)
+            ended = partial(self._count, request, searches)
+            return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
+        try:
+            results = await self.turns.run(
+                partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
+            )
+        finally:
+            self._count(request, searches)
+        of = dict(zip(distinct, results, strict=True))
+        return json_answer({"index": plan.served.name, "results": [of[query] for query in plan.queries]})
 
     def add_rerank(self, api: APIRouter, dialect: Dialect) -> None:
         """The rerank route of a service."""

@@ -16,7 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from adacur.extras.server.server_settings import ServerSettings
-from adacur.options import OPTIONS, Option
+from adacur.options import FIND_OPTIONS, OPTIONS, Option
 from adacur.search.methods import METHODS, options_of
 from adacur.spelling import did_you_mean
 
@@ -42,8 +42,34 @@ METHOD_OPTIONS: dict[str, type] = {
 
 def search_request(settings: ServerSettings) -> type[BaseModel]:
     """The body of a search."""
-    default, n_values = settings.defaults(), settings.max_filter_values
-    text = _text(settings.max_query_chars)
+    default = settings.defaults()
+    fields: dict[str, Any] = {
+        **_asked(settings),
+        "k": _field(_count(settings.max_k), "How many items to return; at most the budget.", default["k"]),
+        "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
+        **{one.name: _optional(_kind(one), one.help) for one in OPTIONS if one.in_requests},
+        "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
+        **_method_options(settings),
+    }
+    about = "A search: a query, or several, and how much may be spent on each."
+    return create_model("SearchRequest", __base__=_SearchBody, __doc__=about, **fields)
+
+
+def find_request(settings: ServerSettings) -> type[BaseModel]:
+    """The body of a search for all items above a line."""
+    fields: dict[str, Any] = {
+        **_asked(settings),
+        "budget": _optional(_count(settings.max_budget), "The most scorer calls per query; most searches end before."),
+        **{one.name: _optional(_kind(one), one.help) for one in FIND_OPTIONS if one.in_requests},
+        "above": (float, Field(description="The line: find all items that score this or higher.")),
+    }
+    about = "A query, or several, and the score that all items to find have at least."
+    return create_model("FindRequest", __base__=_FindBody, __doc__=about, **fields)
+
+
+def _asked(settings: ServerSettings) -> dict[str, Any]:
+    """The fields of every search: the queries, among which items, for how long, and in which form to answer."""
+    n_values, text = settings.max_filter_values, _text(settings.max_query_chars)
     values = dict[str, Plain | Annotated[list[Plain], Field(fail_fast=True)]]
     filter_: Any = create_model(
         "SearchFilter",
@@ -55,23 +81,16 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
             "Only items whose field has this value, or one of these; `document` names documents of passages.",
         ),
     )
-    fields: dict[str, Any] = {
+    return {
         "index": _optional(Name, "Which index; default: the first that is served."),
         "query": _optional(text, "The question. Either this or `queries`."),
         "queries": _optional(_list_of(text, most=settings.max_queries), "Several questions, each with the budget."),
-        "k": _field(_count(settings.max_k), "How many items to return; at most the budget.", default["k"]),
-        "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
         "deadline_ms": _optional(_count(int(settings.seconds * 1000)), "Milliseconds until the best hits so far."),
-        **{one.name: _optional(_kind(one), one.help) for one in OPTIONS if one.in_requests},
-        "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
-        **_method_options(settings),
         "filter": _optional(filter_, "Which items may be found; default: all."),
         "explain": _field(bool, "Say of each hit what the first stage, predictions and anchor queries said.", False),
         "trace": _field(bool, "Return every round: what was scored, predicted and exact.", False),
         "stream": _field(bool, "Answer with a server-sent event per round (one query); also by `Accept`.", False),
     }
-    about = "A search: a query, or several, and how much may be spent on each."
-    return create_model("SearchRequest", __base__=_SearchBody, __doc__=about, **fields)
 
 
 def rerank_request(settings: ServerSettings) -> type[BaseModel]:
@@ -128,7 +147,16 @@ class _Body(BaseModel):
         return value
 
 
-class _SearchBody(_Body):
+class _AskedBody(_Body):
+    @model_validator(mode="after")
+    def _check_queries(self) -> _AskedBody:
+        given: Any = self
+        if (given.query is None) == (given.queries is None):
+            raise PydanticCustomError("queries", "give either query, one text, or queries, a list of texts")
+        return self
+
+
+class _SearchBody(_AskedBody):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
@@ -139,12 +167,11 @@ class _SearchBody(_Body):
         }
     )
 
-    @model_validator(mode="after")
-    def _check_queries(self) -> _SearchBody:
-        given: Any = self
-        if (given.query is None) == (given.queries is None):
-            raise PydanticCustomError("queries", "give either query, one text, or queries, a list of texts")
-        return self
+
+class _FindBody(_AskedBody):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"query": "trials of aspirin", "above": 0.0, "recall": 0.95}]}
+    )
 
 
 class _RerankBody(_Body):

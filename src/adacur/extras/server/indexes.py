@@ -15,10 +15,12 @@ from adacur.errors import AdacurError, InputError
 from adacur.extras.server.bodies import METHOD_OPTIONS
 from adacur.extras.server.failures import Refusal
 from adacur.extras.server.server_settings import ServerSettings
-from adacur.options import OPTIONS
+from adacur.options import FIND_OPTIONS, OPTIONS
 from adacur.records import Query, as_query
-from adacur.search import AnchorIndex, Filter, SearchOptions, search_options
+from adacur.search import AnchorIndex, Filter, plan_search, search_options
 from adacur.search.filters import by_metadata
+from adacur.search.finding import ABOUT, FIND_CALLS, find_options, plan_find
+from adacur.search.plan import Plan
 from adacur.spelling import did_you_mean
 
 _OPTIONS = ("budget", "method", *(one.name for one in OPTIONS if one.in_requests))
@@ -52,10 +54,17 @@ class SearchRequest:
     queries: tuple[Query, ...]
     k: int
     method: str
-    options: SearchOptions
-    trace: bool
+    options: Any
+    trace: bool = False
     explain: bool = False
     deadline: float | None = None
+    is_find: bool = False
+
+    def planned(self) -> Plan:
+        """What its searches do."""
+        if self.is_find:
+            return plan_find(self.served.index, **self.options)
+        return plan_search(self.served.index, self.k, **self.options)
 
 
 def check_name(name: str) -> None:
@@ -98,16 +107,28 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     options = search_options(
         one.index, filter=_filter(filter_), **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)}
     )
-    return SearchRequest(
-        served=one,
-        queries=tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
-        k=given["k"],
-        method=method,
-        options=options,
-        trace=given.get("trace", False),
-        explain=given.get("explain", False),
-        deadline=given["deadline_ms"] / 1000 if given.get("deadline_ms") else None,
+    return SearchRequest(one, k=given["k"], method=method, options=options, **_asked(given))
+
+
+def find_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchRequest:
+    """As `plan_of`, for all items above a line."""
+    one = named_index(served, body.get("index"))
+    given = {**({"budget": settings.max_budget} if settings.max_budget < FIND_CALLS else {}), **body}
+    options = find_options(
+        **{option.name: given.get(option.name) for option in FIND_OPTIONS if option.name != "filter"},
+        filter=_filter(given.get("filter") or {}),
     )
+    return SearchRequest(one, k=ABOUT, method="find", options=options, is_find=True, **_asked(given))
+
+
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that every kind of search has."""
+    return {
+        "queries": tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
+        "trace": given.get("trace", False),
+        "explain": given.get("explain", False),
+        "deadline": given["deadline_ms"] / 1000 if given.get("deadline_ms") else None,
+    }
 
 
 def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSettings) -> None:

@@ -1,4 +1,4 @@
-"""MCP: a server with one tool, by which a language model searches an index."""
+"""MCP: a server with two tools, by which a language model searches an index."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import logging
 from typing import Any
 
 from adacur import __version__
-from adacur.as_json import hit_rows
+from adacur.as_json import certified, hit_rows
 from adacur.errors import EngineRefused, InputError, NonFiniteScore, ScorerError, UnknownName
 from adacur.requirements import require
 from adacur.results import Hits
 from adacur.search import AnchorIndex, search_options
+from adacur.search.finding import FIND_CALLS, find_options
 
 _log = logging.getLogger("adacur.mcp")
 
-TOOL = "search"
-_ANSWER = {
+TOOL, FIND = "search", "find"
+_ANSWER: dict[str, Any] = {
     "type": "object",
     "properties": {
         "hits": {
@@ -31,6 +32,17 @@ _ANSWER = {
         },
     },
     "required": ["hits", "calls", "stopped"],
+}
+_CERTIFIED = {
+    **_ANSWER,
+    "properties": {
+        **_ANSWER["properties"],
+        "certificate": {
+            "type": "object",
+            "description": "The recall that is promised, on what grounds, as a text too.",
+        },
+    },
+    "required": [*_ANSWER["required"], "certificate"],
 }
 
 
@@ -55,7 +67,9 @@ def create_server(
     description: str | None = None,
     **options: Any,
 ) -> Any:
-    """An `mcp.server.lowlevel.Server` with the tool `search(query, k, budget)`, for any transport of the SDK.
+    """An `mcp.server.lowlevel.Server` for any transport of the SDK.
+
+    Its tools are `search(query, k, budget)` and `find(query, above, recall, budget)`.
 
     - `k`, `budget`: what the tool uses where its caller gives none; at most the budget, and at most `max_budget`;
     - `max_budget`: the most scorer calls that its caller may ask for;
@@ -69,35 +83,57 @@ def create_server(
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
 
     defaults = {"k": min(k, budget, max_budget), "budget": min(budget, max_budget)}
-    tool = types.Tool(
-        name=TOOL,
-        title="Search",
-        description=_description(index, description),
-        input_schema=_arguments(**defaults, max_budget=max_budget),
-        output_schema=_ANSWER,
-        annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
-    )
-    schema = jsonschema.Draft202012Validator(tool.input_schema)
+    hints = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+    tools = {
+        TOOL: types.Tool(
+            name=TOOL,
+            title="Search",
+            description=_description(index, description),
+            input_schema=_arguments(**defaults, max_budget=max_budget),
+            output_schema=_ANSWER,
+            annotations=hints,
+        ),
+        FIND: types.Tool(
+            name=FIND,
+            title="Find all",
+            description=f"{_description(index, description)} Finds all items that score a number or higher, and says "
+            "what share of them it promises to have found.",
+            input_schema=_find_arguments(min(FIND_CALLS, max_budget), max_budget=max_budget),
+            output_schema=_CERTIFIED,
+            annotations=hints,
+        ),
+    }
+    schemas = {name: jsonschema.Draft202012Validator(tool.input_schema) for name, tool in tools.items()}
+    of_find = {name: options[name] for name in ("first", "filter", "tokens", "cost", "price") if name in options}
 
     def answer(text: str, **rest: Any) -> Any:
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **rest)
 
     async def list_tools(context: Any, params: Any) -> Any:
-        return types.ListToolsResult(tools=[tool])
+        return types.ListToolsResult(tools=[*tools.values()])
 
-    async def call_tool(context: Any, params: Any) -> Any:
-        given = params.arguments or {}
-        if params.name != TOOL:
-            return answer(f"There is no tool {params.name!r}; there is {TOOL!r}.", is_error=True)
-        if (wrong := next(schema.iter_errors(given), None)) is not None:
-            return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
+    async def searched(given: dict[str, Any]) -> Hits:
         arguments = defaults | given
         if "k" not in given:
             # A small budget is not a reason to refuse the default k.
             arguments["k"] = min(arguments["k"], arguments["budget"])
+        spent = search_options(index, **options | {"budget": arguments["budget"]})
+        query: str = arguments["query"]
+        return await index.asearch(query, arguments["k"], **spent)
+
+    async def found(given: dict[str, Any]) -> Hits:
+        arguments = {**({"budget": max_budget} if max_budget < FIND_CALLS else {}), **given}
+        query: str = arguments.pop("query")
+        return await index.afind(query, **find_options(**of_find, **arguments))
+
+    async def call_tool(context: Any, params: Any) -> Any:
+        given = params.arguments or {}
+        if params.name not in tools:
+            return answer(f"There is no tool {params.name!r}; there are {TOOL!r} and {FIND!r}.", is_error=True)
+        if (wrong := next(schemas[params.name].iter_errors(given), None)) is not None:
+            return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
         try:
-            spent = search_options(index, **options | {"budget": arguments["budget"]})
-            hits = await index.asearch(arguments["query"], arguments["k"], **spent)
+            hits = await (searched if params.name == TOOL else found)(given)
         except (InputError, UnknownName, NonFiniteScore) as error:
             if isinstance(error, EngineRefused):
                 _log.exception("A search failed.")
@@ -108,13 +144,13 @@ def create_server(
             _log.exception("A search failed.")
             what = "The scorer" if isinstance(error, ScorerError) else "The search"
             return answer(f"{what} failed ({type(error).__name__}). The log of this server says why.", is_error=True)
-        data = {"hits": hit_rows(hits), "calls": hits.trace.calls, "stopped": hits.trace.stopped}
+        data = {"hits": hit_rows(hits), "calls": hits.trace.calls, "stopped": hits.trace.stopped, **certified(hits)}
         return answer(_in_words(hits), structured_content=data)
 
     return server.Server(
         "adacur",
         version=__version__,
-        instructions=f"Call {TOOL!r} to find items by meaning. {tool.description}",
+        instructions=f"Call {TOOL!r} to find items by meaning. {tools[TOOL].description}",
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
@@ -145,7 +181,24 @@ def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
     }
 
 
+def _find_arguments(budget: int, *, max_budget: int) -> dict[str, Any]:
+    number = {"type": "integer", "minimum": 1, "maximum": max_budget, "default": budget}
+    share = {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.9}
+    return {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "minLength": 1, "description": "What to find."},
+            "above": {"type": "number", "description": "Find all items that score this or higher."},
+            "recall": {**share, "description": "The share of them to find."},
+            "budget": {**number, "description": "The most scorer calls to spend; most searches end before."},
+        },
+        "required": ["query", "above"],
+        "additionalProperties": False,
+    }
+
+
 def _in_words(hits: Hits) -> str:
     lines = (f"{hit.rank}. [{hit.id}] score {hit.score:.2f}\n{hit.item.text if hit.item else ''}" for hit in hits)
     items = "1 item" if len(hits) == 1 else f"{len(hits)} items"
-    return "\n\n".join((f"{items}, {hits.trace.calls} scorer calls.", *lines))
+    promised = () if hits.certificate is None else (str(hits.certificate),)
+    return "\n\n".join((f"{items}, {hits.trace.calls} scorer calls.", *promised, *lines))

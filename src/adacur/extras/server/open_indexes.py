@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from adacur.errors import InputError
 from adacur.extras.engines.store_urls import without_credentials
@@ -38,9 +37,7 @@ def named_places(given: Iterable[str]) -> dict[str, str]:
 
 def _name_of(place: str) -> str:
     """The name of a folder, or of the collection or table at a URL."""
-    if is_store_url(place):
-        tables = parse_qs(urlsplit(place).query).get("table")
-        place = tables[0] if tables else place.partition("?")[0]
+    place = place.partition("?")[0] if is_store_url(place) else place
     return Path(place.rstrip("/")).resolve().name.removesuffix(".adacur")
 
 

@@ -15,7 +15,8 @@ from adacur.errors import AdacurError
 from adacur.extras.server.failures import Refusal
 from adacur.extras.server.server_settings import ServerSettings
 from adacur.replay import replay, top_k_recall
-from adacur.replay.replayed_settings import FEWEST_QUERIES, prediction_of
+from adacur.replay.chosen_settings import prediction_of
+from adacur.replay.means import FEWEST_QUERIES
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 

@@ -12,9 +12,9 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.budget import is_whole
 from adacur.errors import InputError, WrongScorer
+from adacur.extras.server.completion import Completion, ScoredItems
 from adacur.extras.server.search_log import LOGGED, SearchLog, text_digest
 from adacur.model.acquire import best_positions
-from adacur.model.completion import Completion, ScoredItems
 from adacur.protocols import ScorerCard
 from adacur.records import Query
 from adacur.search.index_stages import open_first_stages

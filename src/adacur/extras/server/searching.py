@@ -14,7 +14,7 @@ import numpy as np
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
-from adacur.as_json import as_json, hit_rows, spent
+from adacur.as_json import as_json, certified, hit_rows, spent
 from adacur.budget import Budget
 from adacur.errors import AdacurError, EmptyInput
 from adacur.extras.server.concurrency import Turns
@@ -23,6 +23,7 @@ from adacur.extras.server.indexes import SearchRequest
 from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
+from adacur.search.finding import FIND_CALLS, plan_find
 from adacur.search.shared_loop import asearch_iter
 
 # Proxies close a silent connection, and a slow scorer may take longer than they wait.
@@ -57,7 +58,7 @@ class Search:
         """Search to the end, or until the time of the request is over."""
         plan, options = self.plan, self.plan.options.copy()
         if plan.deadline is not None:
-            budget = Budget.of(options["budget"] or len(plan.served.index))
+            budget = Budget.of(options.get("budget") or (FIND_CALLS if plan.is_find else len(plan.served.index)))
             # Even a late search scores something: a slightly late answer beats none.
             deadline = max(0.001, plan.deadline - (self.seconds - self.seconds_left))
             options["budget"] = replace(budget, deadline=deadline)
@@ -67,7 +68,13 @@ class Search:
                 # All requests of a scorer step in one loop.
                 each = on_round is not None
                 steps = asearch_iter(
-                    plan.served.index, self.query, plan.k, every_round=each, so_far=self._note, **options
+                    plan.served.index,
+                    self.query,
+                    plan.k,
+                    every_round=each,
+                    so_far=self._note,
+                    plan_of=plan_find if plan.is_find else None,
+                    **options,
                 )
                 async with aclosing(steps) as rounds:
                     async for hits in rounds:
@@ -77,7 +84,7 @@ class Search:
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
-            if options["filter"] is None:
+            if options.get("filter") is None:
                 raise
             # No item passes the filter. That is not an error: a person may have chosen the filter on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
@@ -112,6 +119,7 @@ class Search:
             "calls": self.calls,
             **spent(self.last.trace),
             "stopped": self.stopped,
+            **certified(self.last),
             "seconds": self.last.trace.seconds,
             "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),
             **({"trace": self._trace(rounds)} if self.plan.trace else {}),
@@ -226,7 +234,7 @@ class SearchStream(EventSourceResponse):
             await put("round", await asyncio.to_thread(search.round_event, hits))
 
         start = {"index": index.name, "n_items": len(index.index), "k": search.plan.k}
-        start |= {name: self._settings[name] for name in ("budget", "method")}
+        start |= {"budget": self._settings["budget"], "method": search.plan.method}
         failure: Exception | None = None
         try:
             await put("start", start | {"settings": self._settings})

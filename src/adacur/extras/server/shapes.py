@@ -47,10 +47,11 @@ class QueryAnswer(BaseModel):
     tokens: int | None = Field(None, description="Tokens spent, where `tokens` or `cost` is limited.")
     cost: str | None = Field(None, description="Money spent, such as 0.0123 USD, where the scorer has a price.")
     stopped: str = Field(
-        description="budget, exhausted (no item left), deadline, settled (effort), tokens or cost (spent)."
+        description="budget, exhausted (no item left), deadline, settled (enough), tokens or cost (spent)."
     )
+    certificate: dict[str, Any] | None = Field(None, description="What `/v1/find` promises, and on what grounds.")
     seconds: dict[str, float] = Field(description="Seconds per step; those of the scorer include waiting for it.")
-    expected_recall: float | None = Field(description="Expected share of the true top k, with `effort`.")
+    expected_recall: float | None = Field(description="Expected share of what was sought, with `effort` or in `find`.")
     trace: list[dict[str, Any]] | None = Field(None, description="A record per round, with `trace`.")
 
 

@@ -37,11 +37,6 @@ class Checked:
         query_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         return TokenPairs(tokens.texts(self.held_out.queries, items.at(places.tolist())), query_of, item_of)
 
-    def in_shortlists(self, scores: FloatArray) -> list[FloatArray]:
-        """The scores of the shortlists alone."""
-        rows = self._split(scores)
-        return [row[: len(shortlist)] for row, shortlist in zip(rows, self.shortlists, strict=True)]
-
     def quality(self, scores: FloatArray) -> dict[str, float]:
         """Means over queries, where a query's rank is that of its best relevant item.
 
@@ -63,7 +58,8 @@ class Checked:
             ranks.append(1 + n_listed + share * n_others)
             is_wrong = ~np.isin(self.sample, right)
             shares.append(others[is_wrong].mean() if is_wrong.any() else 0.0)
-        return ranking_quality(self.in_shortlists(scores), self.shortlists, self.held_out.relevant) | {
+        listed_scores = [row[: len(one)] for row, one in zip(self._split(scores), self.shortlists, strict=True)]
+        return ranking_quality(listed_scores, self.shortlists, self.held_out.relevant) | {
             "mrr_all": float(np.mean(1 / np.array(ranks))),
             "outscored": float(np.mean(shares)),
         }

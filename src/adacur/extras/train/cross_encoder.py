@@ -1,17 +1,13 @@
-"""Cross-encoders trained on a collection: from judgements, or from the scores of teachers."""
+"""Cross-encoders trained on the judged queries of a collection."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
-from adacur.arrays import FloatArray, IntArray
 from adacur.budget import is_whole
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
@@ -19,22 +15,16 @@ from adacur.extras.train.checking import Checked, sampled
 from adacur.extras.train.emb_head import EmbHead
 from adacur.extras.train.judged_queries import LearningData, learning_data, same_words, with_equal_texts
 from adacur.extras.train.mining import MiningBudget
-from adacur.extras.train.negatives import Draws, Mixture, Pool, facts_of_first, first_stage_positions, near_misses
+from adacur.extras.train.negatives import Draws, Mixture, facts_of_first, first_stage_positions, near_misses
 from adacur.extras.train.run_folder import RunFolder, Trained
 from adacur.extras.train.training_settings import TrainingSettings, check_installed
 from adacur.first_stages import AnyStage
-from adacur.protocols import Items, Scorer
-from adacur.records import Query
-from adacur.scorers.cached import Cached
-from adacur.scorers.cross_encoders.checkpoints import architecture, checkpoint_folder
-from adacur.scores import score_pairs
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task
-    from adacur.extras.train.ranking_model import PairExample
 
 _log = logging.getLogger(__name__)
-CrossEncoderHead = Literal["emb", "cls", "tokens"]
+CrossEncoderHead = Literal["emb", "cls"]
 _DEFAULT_SETTINGS = TrainingSettings()
 _DEFAULT_MIXTURE = Mixture()
 _SMALL_SAMPLE = 100
@@ -46,16 +36,13 @@ def train_cross_encoder(
     *,
     base: str | Path,
     first: AnyStage,
-    head: CrossEncoderHead | EmbHead | None = None,
-    prompt: str | None = None,
-    readout: str | None = None,
+    head: CrossEncoderHead | EmbHead = "emb",
     add_tags: bool = False,
     negatives: int = 63,
     depth: int = 200,
     mixture: Mixture | str = _DEFAULT_MIXTURE,
     turns: int | None = None,
     mining_calls: int | None = None,
-    teachers: Sequence[Scorer] = (),
     settings: TrainingSettings = _DEFAULT_SETTINGS,
     held_out: int | None = None,
     shortlist: int = 64,
@@ -68,16 +55,12 @@ def train_cross_encoder(
     """Train a cross-encoder on the judged queries of a collection and write it to `folder`; a killed run continues.
 
     Each step shows queries with a relevant item and negatives, drawn anew for every epoch; the loss is the
-    cross-entropy over them, or with teachers the squared distance to their mean scores. Checks rank held-out queries'
-    shortlists ("mrr") and estimate their rank among all items from a sample ("mrr_all"); the best model has the highest
-    "mrr_all", or with teachers the lowest "error".
+    cross-entropy over them. Checks rank held-out queries' shortlists ("mrr") and estimate their rank among all items
+    from a sample ("mrr_all"); the best model has the highest "mrr_all".
 
-    - `base`: any encoder, or a causal language model; a cross-encoder keeps its head if `head` is "cls"
+    - `base`: any encoder; a cross-encoder keeps its head if `head` is "cls"
     - `first`: finds the near misses and the shortlists
-    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, "cls" (a linear layer), or
-      "tokens" (what a language model says next); by default "tokens" for a language model, and else "emb"
-    - `prompt`: what a language model reads, with {query} and {item}; by default a question in its chat template
-    - `readout`: the answers that count, such as "odds('yes', 'no')"; by default the odds of Yes and No
+    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, or "cls" (a linear layer)
     - `add_tags`: give the tokenizer the tags of the head
     - `negatives` per relevant item; near misses are drawn from the `depth` best of the first stage
     - `mixture`: shares of near misses, random items and items found by searches, such as "near=1,random=1,found=1"
@@ -85,15 +68,11 @@ def train_cross_encoder(
       items for the mixture; by default 2, and 1 where there is one epoch
     - `mining_calls`: pairs that the searches of a turn may score, with their index; by default they take about as long
       as the turn's training
-    - `teachers`: scorers to learn from; each pair that is shown is paid for once
     - `held_out`: queries to check with; by default a tenth, at most 200
     - `shortlist`: items of a check that the first stage finds
     - `sample`: random items of a check; by default it costs at most half as many pairs as an epoch
     - `max_tokens`, `max_item_tokens`: where pairs and items are cut
     - `device`: "cpu" or "cuda"
-
-    What the last mining found first and what still outscores the relevant items by a margin may be a missing
-    judgement: `folder`/set_aside.jsonl lists it.
     """
     check_installed()
     if (
@@ -106,23 +85,14 @@ def train_cross_encoder(
             "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
             f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
         )
-    if isinstance(head, str) and head not in ("emb", "cls", "tokens"):
-        raise InputError(f"head must be 'emb', 'cls', 'tokens' or an EmbHead; got {head!r}.")
-    is_causal = architecture(checkpoint_folder(base)).endswith("ForCausalLM")
-    head = head or ("tokens" if is_causal else "emb")
-    if (head == "tokens") != is_causal or (head != "tokens" and (prompt or readout)):
-        raise InputError(
-            "A causal language model is trained with head='tokens', and it alone, and only it takes prompt and readout;"
-            f" {base} is a {architecture(checkpoint_folder(base)) or 'model'}, got head={head!r}, prompt={prompt!r}, "
-            f"readout={readout!r}."
-        )
+    if not isinstance(head, EmbHead) and head not in ("emb", "cls"):
+        raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
     shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     limits = {"max_tokens": max_tokens, "max_item_tokens": max_item_tokens}
     facts = {
         "trains": "cross-encoder",
         "head": head if isinstance(head, str) else asdict(head),
-        **({"prompt": prompt, "readout": readout} if head == "tokens" else {}),
         "add_tags": add_tags,
         "collection": data.name,
         "data": data.fingerprint,
@@ -134,7 +104,6 @@ def train_cross_encoder(
         "mining_calls": mining_calls,
         "shortlist": shortlist,
         "sample": sample,
-        "teachers": [asdict(teacher.card) for teacher in teachers],
         **limits,
     }
     from adacur.extras.train import fitting
@@ -158,11 +127,8 @@ def train_cross_encoder(
 
         model = RankingModel(
             base_folder,
-            EmbHead() if head == "emb" else head,
+            head if isinstance(head, EmbHead) else EmbHead() if head == "emb" else None,
             add_tags=add_tags,
-            prompt=prompt,
-            readout=readout,
-            squared=bool(teachers),
             **limits,
         )
         shortlists = first_stage_positions(first, data.held_out.queries, data.items, depth=shortlist)
@@ -185,7 +151,7 @@ def train_cross_encoder(
         n_pairs = pairs_per_epoch * settings.epochs
         _tell_cost(plan, data, pairs=n_pairs, epochs=settings.epochs, n_turns=n_turns, check=len(pairs))
         near = near_misses(first, judged, data.items, depth=depth)
-        draws = Draws(judged, data.items, negatives, settings.seed, shares, anew=not teachers)
+        draws = Draws(judged, data.items, negatives, settings.seed, shares)
         lessons = Turns(
             n_turns,
             settings.epochs,
@@ -199,33 +165,14 @@ def train_cross_encoder(
             seed=settings.seed,
             progress=progress,
         )
-        asked = [Cached(teacher, run.teachers) for teacher in teachers]
-        # Before the training, which a teacher that fails need not begin.
-        targets = np.concatenate(mean_scores(asked, data.held_out.queries, shortlists, data.items)) if asked else None
-
-        def draw(place: int, epoch: int, pool: Pool | None) -> PairExample:
-            positions = draws(place, epoch, pool)
-            return place, positions, np.eye(1, len(positions))[0]
-
-        def collate(examples: Sequence[PairExample]) -> dict[str, Any]:
-            if asked:
-                places, shown, _ = zip(*examples, strict=True)
-                taught = mean_scores(asked, [judged.queries[place] for place in places], shown, data.items)
-                examples = list(zip(places, shown, taught, strict=True))
-            return model.step(texts, examples)
-
-        def check() -> Mapping[str, float]:
-            scores = model.scores_of(pairs)
-            quality = checked.quality(scores)
-            if targets is None:
-                return quality
-            errors = np.concatenate(checked.in_shortlists(scores)).astype(np.float64) - targets
-            return quality | {"error": float(np.mean(errors**2))}
-
         texts = model.tokens.texts(judged.queries, data.items.at(range(len(data.items))))
-        examples = fitting.Examples(len(judged), draw=draw, collate=collate, mine=lessons.pools)
-        watched = "error" if teachers else "mrr_all"
-        return fitting.Task(model, examples, check, watched, lower_is_better=bool(teachers), finish=lessons.finish)
+        examples = fitting.Examples(
+            len(judged),
+            draw=lambda place, epoch, pool: (place, draws(place, epoch, pool)),
+            collate=partial(model.step, texts),
+            mine=lessons.pools,
+        )
+        return fitting.Task(model, examples, lambda: checked.quality(model.scores_of(pairs)), watched="mrr_all")
 
     trained = fitting.run_training(
         folder, facts, prepare, base=base, settings=settings, device=device, progress=progress
@@ -249,12 +196,3 @@ def _tell_cost(
         before = "turn 2" if n_turns == 2 else f"each of turns 2 to {n_turns}"
         mining = f" Mining before {before}: {described}."
     _log.info("%s pairs to train on, and %s in each of %d checks.%s", f"{pairs:,}", f"{check:,}", epochs + 1, mining)
-
-
-def mean_scores(
-    teachers: Sequence[Scorer], queries: Sequence[Query], positions: Sequence[IntArray], items: Items
-) -> list[FloatArray]:
-    """Per query, the teachers' mean score of the items at these positions."""
-    pairs = [(query, item) for query, row in zip(queries, positions, strict=True) for item in items.at(row.tolist())]
-    total = np.sum([score_pairs(teacher, pairs) for teacher in teachers], axis=0)
-    return np.split(total / len(teachers), np.cumsum([len(row) for row in positions])[:-1])

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from adacur.arrays import IntArray
-from adacur.budget import is_whole
+from adacur.budget import at_least, is_whole
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import learning_data, same_words, with_equal_texts
 from adacur.extras.train.negatives import Draws, Pool, facts_of_first, near_misses, without
 from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.training_settings import TowerOptions, TrainingSettings, check_installed
+from adacur.extras.train.training_settings import Towers, TrainingSettings, check_installed
 from adacur.first_stages import AnyStage
-from adacur.protocols import Items
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task
-    from adacur.extras.train.towers import TowerExample, TowerItems, TowerPair
+    from adacur.extras.train.towers import TowerExample, TowerItems
 
 _DEFAULT_SETTINGS = TrainingSettings(epochs=4, learning_rate=2e-5, batch_queries=32)
-AS_THE_BASE = TowerOptions()
 _MRR_DEPTH = 10
 
 
@@ -36,7 +33,8 @@ def train_dual_encoder(
     *,
     base: str | Path,
     first: AnyStage | None = None,
-    towers: TowerOptions = AS_THE_BASE,
+    towers: Towers = "separate",
+    max_item_tokens: int | None = None,
     negatives: int = 7,
     depth: int = 100,
     settings: TrainingSettings = _DEFAULT_SETTINGS,
@@ -52,7 +50,8 @@ def train_dual_encoder(
 
     - `base`: an encoder of transformers, or a model of sentence-transformers; it gives both towers their weights
     - `first`: finds the negatives of the first epoch, which has none without it; later epochs use the dual encoder
-    - `towers`: pooling, length and sharing of the two towers
+    - `towers`: "separate" weights for queries and items, or "shared" ones
+    - `max_item_tokens`: where items are cut; by default at 512 or where the base cuts them
     - `negatives` per relevant item, drawn from the `depth` best that are not relevant
     - `held_out`: queries to check with; by default a tenth, at most 200
     - `device`: "cpu" or "cuda"
@@ -66,6 +65,7 @@ def train_dual_encoder(
         )
     if not negatives and first is not None:
         raise InputError("A first stage finds negatives, and negatives is 0. Leave one of the two out.")
+    at_least(1, max_item_tokens=max_item_tokens)
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     if min(settings.batch_queries, len(data.learnt)) == 1 and first is None:
         raise InputError(
@@ -79,12 +79,17 @@ def train_dual_encoder(
         **facts_of_first(first),
         "negatives": negatives,
         "depth": depth,
+        "towers": towers,
+        "max_item_tokens": max_item_tokens,
     }
     texts, checked = ([query.text for query in part.queries] for part in (data.learnt, data.held_out))
 
-    def learn(model: TowerPair, items: TowerItems) -> Task:
-        from adacur.extras.train.fitting import Examples, Task
+    from adacur.extras.train.fitting import Examples, Task, run_training
+    from adacur.extras.train.towers import TowerItems, TowerPair
 
+    def prepare(base_folder: Path, run: RunFolder) -> Task:
+        model = TowerPair.opened(base_folder, towers=towers, max_item_tokens=max_item_tokens)
+        items = TowerItems(model, data.items)
         judged = with_equal_texts(data.learnt, same_words(data.items))
         draws = Draws(judged, data.items, negatives, settings.seed)
 
@@ -108,29 +113,7 @@ def train_dual_encoder(
         examples = Examples(len(texts), draw=draw, collate=items.step, mine=mine)
         return Task(model, examples, check, watched=f"mrr@{_MRR_DEPTH}")
 
-    return train_towers(
-        learn, data.items, folder, facts, base=base, towers=towers, settings=settings, device=device, progress=progress
-    )
-
-
-def train_towers(
-    learn: Callable[[TowerPair, TowerItems], Task],
-    items: Items,
-    folder: str | Path,
-    facts: Mapping[str, Any],
-    *,
-    towers: TowerOptions,
-    **options: Any,
-) -> Trained:
-    """What both ways to train a dual encoder share."""
-    from adacur.extras.train.fitting import run_training
-    from adacur.extras.train.towers import TowerItems, TowerPair
-
-    def prepare(base_folder: Path, run: RunFolder) -> Task:
-        model = TowerPair.opened(base_folder, towers)
-        return learn(model, TowerItems(model, items))
-
-    return run_training(folder, {**facts, "towers": asdict(towers)}, prepare, **options)
+    return run_training(folder, facts, prepare, base=base, settings=settings, device=device, progress=progress)
 
 
 def nearest_but(

@@ -60,16 +60,13 @@ class Task:
 
     - `model`: a module whose forward returns {"loss": …}, and whose `save` writes a folder that appears whole
     - `check`: measures the model on held-out queries, in evaluation mode and without gradients
-    - `watched`: the measure that decides; the first check with the highest value (or lowest) is the best
-    - `finish`: called once the model is as it was at its best check, before it is written
+    - `watched`: the measure that decides; the first check with the highest value is the best
     """
 
     model: Any
     examples: Examples
     check: Callable[[], Mapping[str, float]]
     watched: str
-    lower_is_better: bool = False
-    finish: Callable[[], None] | None = None
 
 
 def run_training(
@@ -103,8 +100,6 @@ def run_training(
         torch.manual_seed(settings.seed)
         task = prepare(base_folder, run)
         trained = fit(task, settings=settings, run=run, device=place, progress=progress)
-        if task.finish is not None:
-            task.finish()
         model = run.state / "model"
         # That of a run which was killed while it published it.
         shutil.rmtree(model, ignore_errors=True)
@@ -139,7 +134,7 @@ def fit(task: Task, *, settings: TrainingSettings, run: RunFolder, device: Any, 
         # The best and the last.
         save_total_limit=2,
         metric_for_best_model=watched,
-        greater_is_better=not task.lower_is_better,
+        greater_is_better=True,
         restore_callback_states_from_checkpoint=True,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -169,7 +164,7 @@ def fit(task: Task, *, settings: TrainingSettings, run: RunFolder, device: Any, 
             train_dataset=examples,
             # Never read, as `evaluate` calls `check`; but without one Trainer does not evaluate.
             eval_dataset=examples,
-            callbacks=[_RunCallback(run, examples, bar), *stopping],
+            callbacks=[_RunCallback(examples, bar), *stopping],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         before = dict(trainer.measured())
@@ -186,7 +181,7 @@ def fit(task: Task, *, settings: TrainingSettings, run: RunFolder, device: Any, 
     log += [{name.removeprefix("eval_"): value for name, value in line.items()} for line in state.log_history]
     best_update = state.best_global_step
     best = next(line for line in log if line["step"] == best_update and watched in line)
-    if (best[watched] - before[watched]) * (1 if task.lower_is_better else -1) > 0:
+    if best[watched] < before[watched]:
         _log.warning(
             "No check was as good as the one before training (%s %.3f, then %.3f at best): the model stays as it was.",
             watched,
@@ -249,11 +244,6 @@ class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
             raise self._failed(f"The loss is {value.item()}")
         return loss
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
-        """One step, in `parts` where the model has them."""
-        parts = self.model.parts(**inputs) if hasattr(self.model, "parts") else [inputs]
-        return torch.stack([super(_CheckedTrainer, self).training_step(model, part, *args) for part in parts]).sum()
-
     def measured(self) -> Mapping[str, float]:
         # The update after a finite loss can still ruin the weights, and NaN scores rank well.
         if not all(bool(torch.isfinite(weight).all()) for weight in self.model.parameters()):
@@ -283,10 +273,10 @@ class _CheckedTrainer(transformers.Trainer):  # type: ignore[misc]
 
 
 class _RunCallback(transformers.TrainerCallback):  # type: ignore[misc]
-    """Begins the epochs of the examples, moves the bar, and marks checkpoints that are complete."""
+    """Begins the epochs of the examples, and moves the bar."""
 
-    def __init__(self, run: RunFolder, examples: Examples, bar: Any) -> None:
-        self._run, self._examples, self._bar = run, examples, bar
+    def __init__(self, examples: Examples, bar: Any) -> None:
+        self._examples, self._bar = examples, bar
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # After the last step of an epoch the count can end in .9999.
@@ -296,6 +286,3 @@ class _RunCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._bar.update(state.global_step - self._bar.n)
         shown = {name.removeprefix("eval_"): f"{value:.3g}" for name, value in logs.items()}
         self._bar.set_postfix(shown, refresh=False)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._run.mark_whole(state.global_step)

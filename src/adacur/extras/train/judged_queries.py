@@ -113,35 +113,6 @@ def same_words(items: Items) -> IntArray:
     return distinct_texts(items, words_of)[1]
 
 
-def warn_of_leaks(training: JudgedCollection, test: JudgedCollection) -> None:
-    """Warn where test queries or their relevant items are among those to learn from, by id or by the same words."""
-    texts = {item.id: words_of(item.text) for item in training.items}
-
-    def known(collection: JudgedCollection) -> tuple[dict[str, str], dict[str, str]]:
-        relevant = [
-            id_ for query in collection.judged for id_, grade in collection.qrels[query.id].items() if grade > 0
-        ]
-        return {query.id: words_of(query.text) for query in collection.judged}, {
-            id_: texts[id_] for id_ in relevant if id_ in texts
-        }
-
-    for kind, learnt, tested in zip(("queries", "relevant items"), known(training), known(test), strict=True):
-        words = set(learnt.values())
-        by_id = [id_ for id_ in tested if id_ in learnt]
-        by_text = [id_ for id_, text in tested.items() if id_ not in learnt and text in words]
-        for how, ids in (("by id", by_id), ("by text", by_text)):
-            if ids:
-                _log.warning(
-                    "%s of %s %s of the test are also among those of the training (%s), such as %s: figures of this "
-                    "test will flatter the model.",
-                    f"{len(ids):,}",
-                    f"{len(tested):,}",
-                    kind,
-                    how,
-                    ", ".join(map(repr, ids[:3])),
-                )
-
-
 def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:
     """The same queries; relevant are also the items whose text is that of a relevant one."""
     relevant = [np.flatnonzero(np.isin(row_of, row_of[of_query])) for of_query in judged.relevant]

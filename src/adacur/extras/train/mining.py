@@ -1,18 +1,15 @@
-"""Mining: a search with the model as it is finds the items that it wrongly likes, and some that it likes rightly."""
+"""Mining: searches with the model as it is find the items that it wrongly likes."""
 
 from __future__ import annotations
 
 import io
-import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from adacur.arrays import FloatArray, IntArray
+from adacur.arrays import IntArray
 from adacur.budget import is_whole
 from adacur.data import split_queries
 from adacur.errors import InputError
@@ -22,7 +19,6 @@ from adacur.model import GaussianModel
 from adacur.protocols import Items, Scorer
 from adacur.records import ItemList, Query
 from adacur.scorers.calling import score_grid
-from adacur.scores import score_pairs
 from adacur.search import AnchorIndex, Gaussian
 from adacur.search.plan import Plan
 from adacur.search.snapshot import Snapshot
@@ -30,9 +26,7 @@ from adacur.seeds import stream_key
 from adacur.store import AnchorTable
 from adacur.store.writing import write_atomically
 
-_log = logging.getLogger(__name__)
 _LEAST_CALLS = 40_000
-_LIST = "set_aside.jsonl"
 _CALLS_PER_SEARCH = 100
 # Of these the best are kept; the others are what the search only looked at.
 _KEPT = 50
@@ -42,8 +36,6 @@ _FEWEST_ITEMS = 2 * _CALLS_PER_SEARCH
 _ROUNDS = 3
 _ITEMS_AT_ONCE = 4096
 _QUERIES_AT_ONCE = 1024
-# A person reads a few dozen.
-_LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +86,6 @@ def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int =
     return MiningBudget(anchors, items, queries, per_search)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Mined:
-    """What a mining found: per query the positions of what it likes best, without the relevant ones; none where a query
-    was not searched. `margin` is what must lie between two scores to count.
-    """
-
-    positions: list[IntArray]
-    margin: float
-
-    def save(self, file: Path) -> None:
-        """Write it, whole or not at all."""
-        sizes, content = [len(row) for row in self.positions], io.BytesIO()
-        np.savez(content, sizes=sizes, positions=np.concatenate(self.positions), margin=self.margin)
-        write_atomically(file, content.getvalue())
-
-    @classmethod
-    def load(cls, file: Path) -> Mined:
-        """Read what `save` wrote."""
-        with np.load(file) as stored:
-            cuts = np.cumsum(stored["sizes"])[:-1]
-            return cls(np.split(stored["positions"], cuts), float(stored["margin"]))
-
-
 def mine(
     scorer: Scorer,
     judged: JudgedQueries,
@@ -126,24 +95,35 @@ def mine(
     plan: MiningBudget,
     seed: int,
     progress: bool = False,
-) -> Mined:
-    """What searches with this scorer like best for the queries, without what is relevant to them."""
+) -> list[IntArray]:
+    """Per query the positions of what searches with this scorer like best, without what is relevant to it; none where a
+    query was not searched.
+    """
     queries, calls = judged.queries, plan.calls_per_search
     index, at = _index(scorer, queries, items, first=first, plan=plan, seed=seed, progress=progress)
     searched = {query.id for query in _drawn(queries, plan.queries, seed=seed)}
     places = [place for place, query in enumerate(queries) if query.id in searched]
     positions: list[IntArray] = [np.empty(0, np.intp) for _ in queries]
-    deviations: list[FloatArray] = []
     for some in _parts(places, _QUERIES_AT_ONCE, "mine: search", " queries", progress):
         asked = [queries[place] for place in some]
         answers = index.search(asked, calls, budget=calls, method=Together(rounds=_ROUNDS), fuse=0)
         for place, hits in zip(some, answers, strict=True):
             found = at[index.items.positions(hits.ids)]
-            kept = np.flatnonzero(~np.isin(found, judged.relevant[place]))[:_KEPT]
-            positions[place], scores = found[kept], np.asarray(hits.scores)[kept]
-            deviations.append(scores - scores.mean() if len(scores) else scores)
-    # One standard deviation of scores about their query's mean: every scorer has its own scale.
-    return Mined(positions, float(np.concatenate(deviations).std()))
+            positions[place] = found[~np.isin(found, judged.relevant[place])][:_KEPT]
+    return positions
+
+
+def save_mined(positions: Sequence[IntArray], file: Path) -> None:
+    """Write what a mining found, whole or not at all."""
+    content = io.BytesIO()
+    np.savez(content, sizes=[len(row) for row in positions], positions=np.concatenate(positions))
+    write_atomically(file, content.getvalue())
+
+
+def load_mined(file: Path) -> list[IntArray]:
+    """Read what `save_mined` wrote."""
+    with np.load(file) as stored:
+        return np.split(stored["positions"], np.cumsum(stored["sizes"])[:-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,41 +176,3 @@ def _parts(of: list[int], size: int, name: str, unit: str, progress: bool) -> It
         for start in range(0, len(of), size):
             yield of[start : start + size]
             bar.update(len(of[start : start + size]))
-
-
-def list_set_aside(scorer: Scorer, judged: JudgedQueries, items: Items, mined: Mined, folder: Path) -> None:
-    """List for a person what may be missing judgements: the items that a mining found first for their queries and that
-    outscore every relevant one by the margin, at most 50; no file for none.
-    """
-    file = folder / _LIST
-    file.unlink(missing_ok=True)
-    if not (places := [place for place, row in enumerate(mined.positions) if len(row)]):
-        return
-    shown = [items.at([int(mined.positions[place][0]), *judged.relevant[place].tolist()]) for place in places]
-    pairs = [(judged.queries[place], item) for place, some in zip(places, shown, strict=True) for item in some]
-    scores = np.split(score_pairs(scorer, pairs), np.cumsum([len(some) for some in shown])[:-1])
-    rows: list[tuple[float, dict[str, Any]]] = []
-    for place, (item, *relevant), (score, *liked) in zip(places, shown, scores, strict=True):
-        best = int(np.argmax(liked))
-        if score <= liked[best] + mined.margin:
-            continue
-        query, positive = judged.queries[place], relevant[best]
-        row: dict[str, Any] = {
-            "query": query.id,
-            "query_text": query.text,
-            "positive": positive.id,
-            "positive_text": positive.text,
-        }
-        row |= {"positive_score": round(float(liked[best]), 4), "item": item.id, "item_text": item.text}
-        rows.append((float(liked[best] - score), row | {"score": round(float(score), 4)}))
-    if not rows:
-        return
-    listed = [row for _, row in sorted(rows, key=lambda one: one[0])[:_LISTED]]
-    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in listed), encoding="utf-8")
-    _log.warning(
-        "%s items outscore the relevant items of their query by a margin: missing judgements, or mistakes. The %d that "
-        "do so by most are in %s.",
-        f"{len(rows):,}",
-        len(listed),
-        file,
-    )

@@ -82,7 +82,6 @@ class Draws:
 
     Random items fill up what a pool lacks, and every query gets the same number, which is less than `negatives` in a
     small collection. A draw depends on seed, epoch and query alone, so that a run that was killed draws the same again.
-    Without `anew` the random items of a query are the same in every epoch.
     """
 
     judged: JudgedQueries
@@ -90,7 +89,6 @@ class Draws:
     negatives: int
     seed: int
     mixture: Mixture = NEAR_ALONE
-    anew: bool = True
     _n: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,7 +111,7 @@ class Draws:
     def _random(self, place: int, epoch: int) -> IntArray:
         """Items in random order, enough of them for all negatives though some are relevant or drawn already."""
         n = min(len(self.items), 2 * self.negatives + len(self.judged.relevant[place]))
-        key = stream_key(self.seed, "random", str(epoch if self.anew else 0), self.judged.queries[place].id)
+        key = stream_key(self.seed, "random", str(epoch), self.judged.queries[place].id)
         return np.random.default_rng(key).choice(len(self.items), n, replace=False)
 
     def _drawn(self, what: str, of: IntArray, n: int, place: int, epoch: int) -> IntArray:

@@ -17,11 +17,11 @@ from adacur.scorers.cross_encoders.weights import weights_hash
 from adacur.store.writing import write_atomically
 
 _PREFIX = "checkpoint-"
-# Written once a checkpoint is complete: a kill in mid-write leaves none.
-_WHOLE = "whole"
+# Trainer writes it into a checkpoint behind everything else.
+_LAST_WRITTEN = "trainer_state.json"
 _MAKE_A_MODEL = ("config.json", "modules.json")
 _STATE, _LOCK = "training", ".training.lock"
-_RUN, _RESULT, _TEACHERS = "run.json", "result.json", "teachers.sqlite"
+_RUN, _RESULT = "run.json", "result.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Trained:
 
 
 class RunFolder:
-    """What is known of one run: its checkpoints, its result and the scores of its teachers."""
+    """What is known of one run: its checkpoints and its result."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,14 +68,9 @@ class RunFolder:
                 f"{self.path} holds a run with other options: {differences}. Repeat its options to continue it, or use "
                 "another folder."
             )
-        for left_over in _all_but_scores(self.state):
+        for left_over in self.state.iterdir():
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         write_atomically(file, _json(made_from))
-
-    @property
-    def teachers(self) -> Path:
-        """The score cache of the teachers."""
-        return self.state / _TEACHERS
 
     def mined(self, turn: int) -> Path:
         """The file of what was mined before a turn."""
@@ -109,15 +104,11 @@ class RunFolder:
         """The folder of the checkpoint of this step."""
         return self.state / f"{_PREFIX}{step}"
 
-    def mark_whole(self, step: int) -> None:
-        """Record that the checkpoint of this step is complete."""
-        (self.checkpoint(step) / _WHOLE).touch()
-
     def last_checkpoint(self) -> Path | None:
         """The last complete checkpoint; those that a kill left unfinished are removed."""
         complete: dict[int, Path] = {}
         for path in self.state.glob(f"{_PREFIX}*"):
-            if (path / _WHOLE).exists():
+            if _is_whole(path / _LAST_WRITTEN):
                 complete[int(path.name.removeprefix(_PREFIX))] = path
             else:
                 shutil.rmtree(path)
@@ -152,7 +143,7 @@ def check_may_write(folder: Path) -> None:
         raise InputError(f"A model is written to a folder; {folder} is a file.")
     state = folder / _STATE
     others = [path for path in folder.glob("*") if path.name not in (_STATE, _LOCK)]
-    others += [path for path in _all_but_scores(state) if path.name != f"{_RUN}.partial"]
+    others += [path for path in state.glob("*") if path.name != f"{_RUN}.partial"]
     if others and not (state / _RUN).exists():
         raise InputError(f"{folder} holds {others[0].name}, which training did not write. Use another folder.")
 
@@ -170,9 +161,13 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return flat | {name: value for inner in nested.values() for name, value in inner.items()}
 
 
-def _all_but_scores(state: Path) -> list[Path]:
-    # Teachers' scores were paid for and serve any run.
-    return [path for path in state.glob("*") if not path.name.startswith(_TEACHERS)]
+def _is_whole(file: Path) -> bool:
+    """Whether a file of JSON is there, and was not cut short by a kill."""
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _json(content: Mapping[str, Any]) -> str:

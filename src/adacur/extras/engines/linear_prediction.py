@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
+from adacur.model.approximation import Posterior
 from adacur.model.features import Features
-from adacur.model.item_factors import ItemFactors, ScoreScale
+from adacur.model.posterior import rises
+from adacur.model.rows import ItemFactors
+from adacur.model.scale import ScoreScale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +31,22 @@ class LinearPrediction:
     constant: float
     listed: IntArray
     rises: FloatArray
+
+
+def linear_predictions(posterior: Posterior) -> list[LinearPrediction]:
+    """What `posterior.predict` computes, as weights of what is stored of an item."""
+    factors, predictions = posterior.features.factors, []
+    for state in posterior.states:
+        stored = factors.stored_weights(state.weights[0, :-2])
+        predictions.append(
+            LinearPrediction(
+                weights=np.append(stored, state.weights[0, -2]),
+                constant=float(state.weights[0, -1] - factors.centre @ stored),
+                listed=state.prior.listed[0],
+                rises=rises(state)[0],
+            )
+        )
+    return predictions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

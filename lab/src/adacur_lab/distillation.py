@@ -13,15 +13,15 @@ import numpy as np
 from adacur.arrays import IntArray
 from adacur.budget import is_whole
 from adacur.errors import EmptyInput, InputError
-from adacur.extras.train.dual_encoder import AS_THE_BASE, first_stage_depth, nearest_but, train_towers
+from adacur.extras.train.dual_encoder import first_stage_depth, nearest_but
 from adacur.extras.train.judged_queries import split_for_learning, update_with_texts
-from adacur.extras.train.run_folder import Trained
-from adacur.extras.train.training_settings import TowerOptions, TrainingSettings, check_installed
+from adacur.extras.train.run_folder import RunFolder, Trained
+from adacur.extras.train.training_settings import Towers, TrainingSettings, check_installed
 from adacur.search import AnchorIndex
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task
-    from adacur.extras.train.towers import TowerExample, TowerItems, TowerPair
+    from adacur.extras.train.towers import TowerExample
 
 _log = logging.getLogger(__name__)
 # The paper's.
@@ -37,7 +37,8 @@ def distill(
     *,
     base: str | Path,
     top: int = 100,
-    towers: TowerOptions = AS_THE_BASE,
+    towers: Towers = "separate",
+    max_item_tokens: int | None = None,
     settings: TrainingSettings = _DEFAULT_SETTINGS,
     held_out: int | None = None,
     device: str | None = None,
@@ -53,7 +54,7 @@ def distill(
 
     - `base`: a plain encoder gives the paper's DE^CE_BERT, a trained dual encoder its DE^CE_base
     - `top`: items of each anchor query, its best
-    - `towers`: pooling, length and sharing of the two towers
+    - `towers`, `max_item_tokens`: as for `train_dual_encoder`
     - `settings`: by default the paper's, learning rate 1e-5 and 10 epochs
     - `held_out`: queries to check with; by default a tenth, at most 200
     - `device`: "cpu" or "cuda"
@@ -79,15 +80,25 @@ def distill(
     update_with_texts(digest, different)
     for query in different:
         digest.update(best[query.id].astype("<i8").tobytes())
-    facts = {"trains": "distilled dual-encoder", "teacher": digest.hexdigest(), "held_out": len(checked)}
+    facts = {
+        "trains": "distilled dual-encoder",
+        "teacher": digest.hexdigest(),
+        "held_out": len(checked),
+        "towers": towers,
+        "max_item_tokens": max_item_tokens,
+    }
     texts, checked_texts = ([query.text for query in part] for part in (learnt, checked))
     # All of the `top` would say nothing about order.
     n_best = min(_BEST, top // 2)
     depth = max(n_best, first_stage_depth(len(items)))
     watched = f"top{n_best}_recall@{depth}"
 
-    def learn(model: TowerPair, in_rows: TowerItems) -> Task:
-        from adacur.extras.train.fitting import Examples, Task
+    from adacur.extras.train.fitting import Examples, Task, run_training
+    from adacur.extras.train.towers import TowerItems, TowerPair
+
+    def prepare(base_folder: Path, run: RunFolder) -> Task:
+        model = TowerPair.opened(base_folder, towers=towers, max_item_tokens=max_item_tokens)
+        in_rows = TowerItems(model, items)
 
         def mine(epoch: int) -> Sequence[IntArray]:
             return nearest_but([best[query.id] for query in learnt], texts, in_rows, depth=_MINED)
@@ -106,9 +117,7 @@ def distill(
 
         return Task(model, Examples(len(texts), draw=draw, collate=in_rows.step, mine=mine), check, watched)
 
-    return train_towers(
-        learn, items, folder, facts, base=base, towers=towers, settings=settings, device=device, progress=progress
-    )
+    return run_training(folder, facts, prepare, base=base, settings=settings, device=device, progress=progress)
 
 
 def _best(index: AnchorIndex, top: int) -> dict[str, IntArray]:

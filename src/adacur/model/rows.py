@@ -1,10 +1,4 @@
-"""What predictions are made of: the scale on which scores are modelled, and the features of all items.
-
-Cross-encoders squeeze most pairs into a narrow band (logits near −11, probabilities near 0) and spread the few that
-matter. On the scale −log(share of anchor scores above), each step up means equally rarer at every height, and a scorer
-that gives logits is modelled exactly like one that gives their sigmoids. Products of features are the Gaussian model's
-prior covariance. Their rows are stored in floats, or in bytes with a scale per row.
-"""
+"""The features of all items: rows in floats, or in bytes with a scale per row, in memory or on a device."""
 
 from __future__ import annotations
 
@@ -13,17 +7,16 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
+from array_api_compat import array_namespace
 
-from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.acquire import nth_largest
 from adacur.model.int8_matmul import Int8Weights, multiplies_int8
-from adacur.model.on_device import DeviceRows
-from adacur.requirements import require
+from adacur.model.on_device import DeviceRows, moved
 
 Storage = Literal["float32", "float16", "int8"]
 _STORAGES = get_args(Storage)
@@ -43,62 +36,6 @@ _NUMBERS_PER_THREAD = 4_000_000
 _LEADING = 4
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
-# Scores rarer than one in ten thousand are hardly told apart: there are few of them, and their order is chance.
-RAREST = 1e-4
-_SAMPLE = 1_000_000
-KNOTS = 4096
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoreScale:
-    """A strictly rising, piecewise linear map between `scores` and `rarities`; beyond its ends it goes on straight."""
-
-    scores: FloatArray
-    rarities: FloatArray
-
-    @classmethod
-    def sample(cls, keys: KeyArray, *, n_anchors: int) -> IntArray:
-        """Ascending positions of enough items to estimate the scale from."""
-        n_rows = max(1, _SAMPLE // max(1, n_anchors))
-        if n_rows >= len(keys):
-            return np.arange(len(keys))
-        # By key and not by position: the scale must not depend on the order of the items.
-        return np.sort(np.argpartition(keys, n_rows)[:n_rows])
-
-    @classmethod
-    def of(cls, scores: FloatArray, *, rarest: float = RAREST) -> ScoreScale:
-        """The scale of these scores, whatever their shape; those rarer than `rarest` are hardly told apart."""
-        values = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
-        steps = np.unique(values)
-        if len(steps) < 2:
-            return cls.plain()
-        if len(steps) > KNOTS:
-            # Dense where scores are rare: the top decides, and the bulk needs few knots.
-            share = np.concatenate([np.linspace(0, 1, KNOTS // 2), 1 - np.geomspace(1 / len(values), 1, KNOTS // 2)])
-            steps = np.unique(values[np.minimum((share * len(values)).astype(np.intp), len(values) - 1)])
-        below, up_to = np.searchsorted(values, steps, side="left"), np.searchsorted(values, steps, side="right")
-        above = 1 - (below + up_to) / (2 * len(values))
-        return cls(steps, np.log1p(rarest) - np.log(above + rarest))
-
-    @classmethod
-    def plain(cls) -> ScoreScale:
-        """The identity."""
-        return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-
-    def rarity(self, scores: FloatArray) -> FloatArray:
-        """Scores on this scale, in float64."""
-        return _along(np.asarray(scores, dtype=np.float64), self.scores, self.rarities)
-
-    def score(self, rarities: FloatArray) -> FloatArray:
-        """The scores of these rarities, in float64."""
-        return _along(np.asarray(rarities, dtype=np.float64), self.rarities, self.scores)
-
-
-def _along(values: FloatArray, source: FloatArray, target: FloatArray) -> FloatArray:
-    """Piecewise linear from `source` to `target`; beyond the ends with the mean slope of the whole."""
-    inside = np.interp(values, source, target)
-    slope = (target[-1] - target[0]) / (source[-1] - source[0])
-    return np.asarray(inside + slope * (values - np.clip(values, source[0], source[-1])))
 
 
 def in_memory(name: str, shape: tuple[int, ...], dtype: str) -> Any:
@@ -167,7 +104,7 @@ class PackedRows:
     def rows(self, positions: IntArray) -> FloatArray:
         """These rows, float64."""
         rows: FloatArray = self.values[positions].astype(np.float64)
-        return rows if self.scales is None else rows * self.scales[positions, None]
+        return rows if self.scales is None else rows * self.scales[positions][..., None]
 
     def product(
         self, weights: FloatArray, positions: IntArray | None = None, *, plus: FloatArray | None = None
@@ -251,27 +188,29 @@ class PackedRows:
 class ItemFactors:
     """A matrix of features, a row per item: `parts` side by side, less `centre`, times `mixing` where there is one.
 
-    It is read in two ways only: the rows of a few items, and the product of all rows with a vector. So a product with
-    d features reads only as many columns as the parts have. Where the first of two parts is `leading`, predictions read
-    the second only for the items that are in front by the first.
+    It is read in two ways only: the rows of a few items, and predictions of all items. So predictions by d features
+    read only as many columns as the parts have. Where the first of two parts is `leading`, they read the second only
+    for the items that are in front by the first. All is computed where the parts are, in memory or on a device.
     """
 
     def __init__(
         self,
         parts: Sequence[PackedRows | DeviceRows],
-        centre: FloatArray,
+        centre: Any,
         *,
-        mixing: FloatArray | None = None,
+        mixing: Any = None,
         leading: bool = False,
     ) -> None:
-        self.parts = tuple(parts)
+        self.parts: tuple[PackedRows | DeviceRows, ...] = tuple(parts)
         self.centre = centre
         self.mixing = mixing
         self.leading = leading
         self.n_features = len(centre) if mixing is None else mixing.shape[1]
-        self._small: tuple[Any, ...] | None = None
-        self._mixing32 = None if mixing is None else mixing.astype(np.float32)
-        self._ends = np.cumsum([part.shape[1] for part in parts])[:-1]
+        self._mixing32: Any = None
+        if mixing is not None:
+            xp = array_namespace(mixing)
+            self._mixing32 = xp.astype(mixing, xp.float32)
+        self._ends = list(itertools.accumulate((part.shape[1] for part in parts), initial=0))
 
     @property
     def n_items(self) -> int:
@@ -283,95 +222,64 @@ class ItemFactors:
         """Bytes of the parts."""
         return sum(part.nbytes for part in self.parts)
 
-    def rows(self, positions: IntArray) -> FloatArray:
-        """The features of these items, float64."""
-        if isinstance(self.parts[0], DeviceRows):
-            return self.parts[0].on_host(self.rows_here, positions)
-        return self.unpacked(self.stored(positions))
+    def rows(self, at: Any) -> Any:
+        """The features of the items at these places, float64: another axis at the end."""
+        parts = [part.rows(at) for part in self.parts]
+        return self.unpacked(parts[0] if len(parts) == 1 else array_namespace(at).concat(parts, axis=-1))
 
-    def stored(self, positions: IntArray) -> FloatArray:
-        """The stored numbers of these items, float64."""
-        return np.hstack([part.rows(positions) for part in self.parts])
-
-    def unpacked(self, stored: FloatArray) -> FloatArray:
-        """Features from stored numbers, float64."""
-        stored = stored - self.centre
+    def unpacked(self, stored: Any) -> Any:
+        """Features from stored numbers, float64, which it may write to."""
+        stored -= self.centre
         if self._mixing32 is None:
             return stored
+        xp = array_namespace(stored)
         # Compressed rows are less precise than float32, in which a product takes half the time.
-        return (stored.astype(np.float32) @ self._mixing32).astype(np.float64)
+        return xp.astype(xp.astype(stored, xp.float32) @ self._mixing32, xp.float64)
 
-    def stored_weights(self, weights: FloatArray) -> FloatArray:
+    def stored_weights(self, weights: Any) -> Any:
         """The weights of the stored numbers, less their centre, that give features · `weights`."""
-        return weights if self.mixing is None else np.asarray(weights @ self.mixing.T)
+        return weights if self.mixing is None else weights @ self.mixing.T
 
-    def predictions(self, weights: FloatArray, *, means: Any) -> Any:
-        """Every item's mean + features · weights; coarser for items that are not in front."""
-        if not self.leading:
-            predicted = self.product(weights)
-            predicted += means
-            return predicted
-        stored = self.stored_weights(weights)
-        leading, rest = (part for part in self.parts if isinstance(part, PackedRows))
-        of_leading, of_rest = np.split(stored, self._ends)
-        predicted = leading.product(of_leading, plus=means)
-        if constant := float(self.centre @ stored):
-            predicted -= constant
-        cut = self.n_items - max(_FEWEST_IN_FRONT, self.n_items // _SHARE_IN_FRONT)
-        if cut <= 0:
-            predicted += rest.product(of_rest)
+    def predictions(self, weights: Any, means: Any) -> Any:
+        """Every item's (features, mean, 1) · the weights of each query, (queries, items), in the parts' precision.
+
+        Of a lone query in memory they are coarser for items that are not in front. Those of several are rounded by
+        their number.
+        """
+        stored = self.stored_weights(weights[:, :-2])
+        trusts, constants = weights[:, -2], weights[:, -1] - stored @ self.centre
+        split = [stored[:, start:stop] for start, stop in itertools.pairwise(self._ends)]
+        predicted: Any
+        if len(weights) == 1 and isinstance(self.parts[0], PackedRows):
+            predicted = self._of_one([some[0] for some in split], _times(trusts[0], means))[None, :]
         else:
-            # By value and not by place, so that the order of the items does not matter.
-            in_front = np.flatnonzero(predicted >= nth_largest(predicted, self.n_items - cut))
-            predicted[in_front] += rest.product(of_rest, in_front)
+            products = (part.products(some) for part, some in zip(self.parts, split, strict=True))
+            predicted = next(products)
+            for other in products:
+                predicted += other
+            if isinstance(self.parts[0], DeviceRows):
+                predicted.addcmul_(trusts.float()[:, None], means[None, :])
+            else:
+                # Row by row: all at once would take as much memory again.
+                for row, trust in zip(predicted, trusts, strict=True):
+                    row += _times(trust, means)
+        xp = array_namespace(predicted)
+        predicted += xp.astype(constants, predicted.dtype)[:, None]
         return predicted
 
-    def product(self, weights: FloatArray) -> Any:
-        """Every item's features · weights, in the precision of the parts and on their device."""
-        stored = self.stored_weights(weights)
-        first, *others = (part.product(ws) for part, ws in zip(self.parts, np.split(stored, self._ends), strict=True))
-        first -= float(self.centre @ stored)
-        for other in others:
-            first += other
-        return first
-
-    def products(self, weights: FloatArray) -> FloatArray:
-        """Products with many weights, shape (weights, items): faster, but rounded by the size of the batch."""
-        stored = self.stored_weights(weights)
-        split = np.split(stored, self._ends, axis=-1)
-        first, *others = (part.products(ws) for part, ws in zip(self.parts, split, strict=True))
-        first -= (stored @ self.centre).astype(first.dtype)[:, None]
-        for other in others:
-            first += other
-        return first
-
-    def products_here(self, weights: Any) -> Any:
-        """Every item's features · weights for many float64 weights, float32 (weights, items), on the parts' device."""
-        mixing = self._on(weights.device)[1]
-        stored = weights if mixing is None else weights @ mixing.T
-        starts = [0, *self._ends.tolist(), stored.shape[1]]
-        products: Any = None
-        for part, (start, stop) in zip(self.parts, itertools.pairwise(starts), strict=True):
-            assert isinstance(part, DeviceRows)
-            some = part.products_here(stored[:, start:stop].float())
-            products = some if products is None else products.add_(some)
-        return products.sub_((stored @ self._on(weights.device)[0]).float()[:, None])
-
-    def rows_here(self, at: Any) -> Any:
-        """The features of the items at these places, float64, on the parts' device."""
-        centre, mixing = self._on(at.device)
-        rows = [part.rows_here(at) for part in self.parts if isinstance(part, DeviceRows)]
-        stored = (rows[0] if len(rows) == 1 else require("torch", extra="torch").cat(rows, 1)) - centre
-        # As on the host: compressed rows are less precise than float32.
-        return stored if mixing is None else (stored.float() @ mixing.float()).double()
-
-    def _on(self, device: Any) -> tuple[Any, Any]:
-        """Centre and mixing on a device, sent there once."""
-        if self._small is None:
-            torch = require("torch", extra="torch")
-            small = (self.centre, self.mixing)
-            self._small = tuple(None if one is None else torch.from_numpy(np.array(one)).to(device) for one in small)
-        return self._small[0], self._small[1]
+    def _of_one(self, weights: Sequence[FloatArray], means: FloatArray) -> FloatArray:
+        """What is stored · weights, plus `means`, in memory."""
+        parts = [part for part in self.parts if isinstance(part, PackedRows)]
+        cut = self.n_items - max(_FEWEST_IN_FRONT, self.n_items // _SHARE_IN_FRONT) if self.leading else 0
+        predicted = parts[0].product(weights[0], plus=means)
+        for part, some in zip(parts[1:], weights[1:], strict=True):
+            if cut <= 0:
+                predicted += part.product(some)
+            else:
+                # By value and not by place, so that the order of the items does not matter.
+                in_front = np.flatnonzero(predicted >= nth_largest(predicted, self.n_items - cut))
+                predicted[in_front] += part.product(some, in_front)
+        return predicted
 
     @classmethod
     def packed(
@@ -415,8 +323,13 @@ class ItemFactors:
 
     def on(self, device: str) -> ItemFactors:
         """The same with its parts on a torch device."""
-        parts = [DeviceRows.of(part, device=device) if isinstance(part, PackedRows) else part for part in self.parts]
-        return ItemFactors(parts, self.centre, mixing=self.mixing)
+        parts = [DeviceRows.of(part, device=device) for part in self.parts if isinstance(part, PackedRows)]
+        mixing = None if self.mixing is None else moved(self.mixing, device)
+        return ItemFactors(parts, moved(self.centre, device), mixing=mixing)
+
+
+def _times(trust: float, means: FloatArray) -> FloatArray:
+    return means if trust == 1 else means.dtype.type(trust) * means
 
 
 @functools.cache

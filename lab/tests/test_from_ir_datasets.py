@@ -9,9 +9,10 @@ import pytest
 from ir_datasets.formats import BaseDocs, TrecQrels, TsvQueries
 from ir_datasets.util import LocalDownload
 
-from adacur.data import DataWarning, from_ir_datasets
+from adacur.data import DataWarning
 from adacur.errors import FetchError, InputError, UnknownName
 from adacur.records import Item, Query
+from adacur_lab.ir_datasets_collections import from_ir_datasets
 
 
 class TitledDoc(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.features import normalised, query_kernel
-from adacur.model.item_factors import KNOTS, RAREST, ScoreScale
+from adacur.model.scale import KNOTS, RAREST, ScoreScale
 
 # Chosen by replay of held-out anchor queries; recall hardly depends on either (docs/design/anchors.md).
 _RIDGE = 1.0

@@ -12,7 +12,7 @@ import pytest
 
 from adacur.errors import NonFiniteScore
 from adacur.extras.ray import Ray, RayActors
-from adacur.store.executor import Engine, InThisProcess
+from adacur.store.executor import Executor, InThisProcess
 
 MOST_AT_WORK = 2
 
@@ -28,47 +28,47 @@ def open_square() -> object:
 
 
 @pytest.fixture(params=["this process", "ray"])
-def engine(request) -> Engine[int, int]:
+def executor(request) -> Executor[int, int]:
     if request.param == "this process":
         return InThisProcess(square)
     request.getfixturevalue("ray_cluster")
     return RayActors(open_square, executor=Ray(workers=MOST_AT_WORK))
 
 
-def test_every_task_is_done_once_and_keeps_its_result(engine) -> None:
-    assert engine.workers in (1, MOST_AT_WORK)
-    assert sorted(engine.run(range(12))) == [(task, task * task) for task in range(12)]
-    assert sorted(engine.run(iter([5]))) == [(5, 25)]
-    assert list(engine.run([])) == []
+def test_every_task_is_done_once_and_keeps_its_result(executor) -> None:
+    assert executor.workers in (1, MOST_AT_WORK)
+    assert sorted(executor.run(range(12))) == [(task, task * task) for task in range(12)]
+    assert sorted(executor.run(iter([5]))) == [(5, 25)]
+    assert list(executor.run([])) == []
 
 
-def test_tasks_are_read_only_shortly_before_they_are_done(engine) -> None:
+def test_tasks_are_read_only_shortly_before_they_are_done(executor) -> None:
     read = []
-    results = engine.run(task for task in range(100, 140) if not read.append(task))
+    results = executor.run(task for task in range(100, 140) if not read.append(task))
     for count, _ in enumerate(results, start=1):
         # At work, finished with them, and one ahead.
         assert len(read) <= count + 2 * MOST_AT_WORK + 1
     assert len(read) == 40
 
 
-def test_an_error_of_the_work_comes_as_it_is_after_what_was_finished(engine) -> None:
+def test_an_error_of_the_work_comes_as_it_is_after_what_was_finished(executor) -> None:
     seen = []
     tasks = itertools.chain(range(10), itertools.repeat(13))
     with pytest.raises(NonFiniteScore) as caught:
-        seen.extend(task for task, _ in engine.run(tasks))
+        seen.extend(task for task, _ in executor.run(tasks))
     assert str(caught.value) == "13 has no square"
     # All but what others were still at.
     assert len(set(seen)) == len(seen) > 10 - MOST_AT_WORK
     assert set(seen) <= set(range(10))
 
 
-def test_an_error_of_the_tasks_comes_as_it_is(engine) -> None:
+def test_an_error_of_the_tasks_comes_as_it_is(executor) -> None:
     def torn():
         yield 1
         raise EOFError("the file ends here")
 
     with pytest.raises(EOFError, match="ends here"):
-        list(engine.run(torn()))
+        list(executor.run(torn()))
 
 
 def test_what_was_finished_before_an_error_of_the_tasks_is_not_lost() -> None:
@@ -82,7 +82,7 @@ def test_what_was_finished_before_an_error_of_the_tasks_is_not_lost() -> None:
     assert seen == [(1, 1), (2, 4)]
 
 
-def test_whoever_stops_early_leaves_nothing_behind(engine) -> None:
+def test_whoever_stops_early_leaves_nothing_behind(executor) -> None:
     ended = threading.Event()
 
     def endless():
@@ -92,14 +92,14 @@ def test_whoever_stops_early_leaves_nothing_behind(engine) -> None:
             ended.set()
 
     threads = threading.active_count()
-    results = engine.run(endless())
+    results = executor.run(endless())
     next(results)
     results.close()
     assert ended.is_set()
     assert threading.active_count() == threads
 
 
-def test_tasks_are_read_and_closed_in_one_thread_of_their_own(engine) -> None:
+def test_tasks_are_read_and_closed_in_one_thread_of_their_own(executor) -> None:
     threads = set()
 
     def tasks():
@@ -110,7 +110,7 @@ def test_tasks_are_read_and_closed_in_one_thread_of_their_own(engine) -> None:
         finally:
             threads.add(threading.get_ident())
 
-    for _ in engine.run(tasks()):
+    for _ in executor.run(tasks()):
         pass
     assert len(threads) == 1
     assert threads != {threading.get_ident()}

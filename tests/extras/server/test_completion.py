@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adacur.errors import InputError
-from adacur.model.completion import Completion, ScoredItems
+from adacur.extras.server.completion import Completion, ScoredItems
 
 N_ITEMS, N_ANCHORS, DIMENSION = 400, 20, 6
 DRAWS = np.random.default_rng(0)

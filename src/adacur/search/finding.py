@@ -1,0 +1,322 @@
+"""`find`: every item that scores above a line, within a budget, and what is promised of the recall.
+
+The loop is that of `search`: predictions choose small rounds, and `LineStop` ends them. `Certify` says what the end
+promises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
+
+import numpy as np
+
+from adacur.arrays import FloatArray
+from adacur.budget import Budget, is_whole
+from adacur.errors import BudgetError, InputError
+from adacur.first_stages import AnyStage
+from adacur.names import CALIBRATED, named
+from adacur.options import PARTS
+from adacur.protocols import Scorer
+from adacur.records import Query
+from adacur.results import Certificate
+from adacur.search.filters import Filter
+from adacur.search.finish import Answer, Documents
+from adacur.search.methods import Exact, First
+from adacur.search.plan import Plan
+from adacur.search.planning import plan_search
+from adacur.search.stopping import Standing
+
+if TYPE_CHECKING:
+    from adacur.search.index import AnchorIndex
+
+# The most calls of a query where nobody says how many: a stop usually ends it long before.
+FIND_CALLS = 1000
+# Tunings and models are asked for about this many items; of what is found, none is left out.
+ABOUT = 10
+# The first round, and how later ones grow: by a tenth of the calls so far, so that a search that should end at n calls
+# ends before 1.1 n, whatever the budget.
+_FIRST, _LEAST, _GROWTH = 24, 8, 10
+# A worth that no call falls to.
+NEVER = -1.0
+_CUT_SHORT = {
+    "deadline": "its deadline",
+    "tokens": "its token budget",
+    "cost": "its cost",
+    "engine": "the vector engine, which stopped answering,",
+    "error": "an error",
+}
+
+
+class FindOptions(TypedDict, total=False):
+    """The options of `AnchorIndex.find`, which explains each."""
+
+    above: Required[float]
+    recall: float
+    budget: int | str | Budget | None
+    audit: int
+    confidence: float
+    first: str | AnyStage | First | None
+    filter: Filter | None
+
+
+class Promise(Protocol):
+    """What replayed anchor queries promise of searches that end at a limit.
+
+    - `limit`: the `worth` of a `LineStop`; at `NEVER`, the whole budget is spent;
+    - `recall`: the mean recall that is promised, `n` the queries behind it; 0 of none;
+    - `reasons`: why it is less than was asked for.
+    """
+
+    @property
+    def limit(self) -> float: ...
+
+    @property
+    def recall(self) -> float: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def reasons(self) -> tuple[str, ...]: ...
+
+    def unlike(self, query: Query, found: int) -> str | None:
+        """Why a query that has so many items above the line is unlike the anchor queries, if it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineStop:
+    """Ends a search once little is expected to be missing above a line.
+
+    By the expected `recall`, or, where it was calibrated, once the next call is `worth` no more than this: the share of
+    all items above the line that it is expected to find. Calls go where they find most, whatever a query has; so for
+    the same mean recall this takes the fewest.
+    """
+
+    above: float
+    recall: float
+    worth: float | None = None
+
+    def after(self, now: Standing) -> tuple[float, bool]:
+        """As for any rule: the expected recall, and whether to end here."""
+        expected = expected_recall_above(now, self.above)
+        if self.worth is None:
+            return expected, expected >= self.recall
+        return expected, calls_worth(now, self.above) <= self.worth
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"stop_worth": self.worth}
+
+
+def expected_recall_above(now: Standing, above: float) -> float:
+    """The share of all items above a line that is expected to be found; of less than one item in all, of one."""
+    found, chances = _expected(now, above)
+    missing = float(chances.sum())
+    return 1 - missing / max(1.0, found + missing)
+
+
+def calls_worth(now: Standing, above: float) -> float:
+    """The share of all items above a line that each of the next few calls is expected to find."""
+    found, chances = _expected(now, above)
+    return float(np.sort(chances)[-_LEAST:].sum()) / _LEAST / max(1.0, found + float(chances.sum()))
+
+
+def _expected(now: Standing, above: float) -> tuple[int, FloatArray]:
+    """How many items above a line are found, and the chances of those that are most likely to be there too."""
+    found = int(np.count_nonzero(now.best >= above))
+    chances = now.chance_above(np.array([above]), np.array([found + 1]))[:, 0]
+    # Predictions beyond the range of floats say nothing.
+    return found, np.where(np.isfinite(chances), chances, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """Only the hits that score `above` or higher."""
+
+    above: float
+    listed = 0
+
+    def __call__(self, answer: Answer) -> Answer:
+        return answer.at(answer.scores >= self.above)
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"above": self.above}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certify:
+    """Says what is promised, by the way in which a search ended."""
+
+    above: float
+    recall: float
+    confidence: float
+    promise: Promise | None
+    listed = 0
+
+    def __call__(self, answer: Answer) -> Answer:
+        return replace(answer, certificate=self._certificate(answer))
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"recall": self.recall, "confidence": self.confidence}
+
+    def _certificate(self, answer: Answer) -> Certificate:
+        rounds, calls = answer.trace.rounds, answer.trace.calls
+        if not answer.n_left:
+            return Certificate(self.above, "every item", 1.0, calls)
+        audits = [round_.exact for round_ in rounds if round_.is_audit]
+        audited = np.concatenate(audits) if audits else np.empty(0)
+        in_audit = int(np.count_nonzero(audited >= self.above))
+        found = sum(int(np.count_nonzero(round_.exact >= self.above)) for round_ in rounds) - in_audit
+        reasons: tuple[str, ...] = ()
+        if len(audited):
+            unseen = answer.n_left + len(audited)
+            most = most_above(unseen, drawn=len(audited), above=in_audit, doubt=1 - self.confidence)
+            certified = (found + in_audit) / (found + most) if found + most else 1.0
+            by_audit = Certificate(self.above, "audit", certified, calls, self.confidence, len(audited))
+            if certified >= self.recall:
+                return by_audit
+            reasons += (_short_of(self.recall, found, unseen, self.confidence),)
+            if not certified:
+                audited = np.empty(0)
+        promise, why_not = self.promise, self._why_not(answer, found + in_audit)
+        if promise is not None and promise.n and why_not is None:
+            reasons += promise.reasons
+            return Certificate(self.above, "anchors", promise.recall, calls, self.confidence, promise.n, reasons)
+        if why_not is not None:
+            reasons += (why_not,)
+        elif promise is not None:
+            reasons += promise.reasons
+        if len(audited):
+            return replace(by_audit, reasons=reasons)
+        expected = next((one.expected_recall for one in reversed(rounds) if one.expected_recall is not None), 0.0)
+        return Certificate(self.above, "none", expected, calls, reasons=reasons)
+
+    def _why_not(self, answer: Answer, found: int) -> str | None:
+        """Why the promise does not hold for this search."""
+        stopped = answer.trace.stopped
+        if answer.goes_on:
+            return "The search goes on."
+        if stopped in _CUT_SHORT:
+            return f"The search was ended by {_CUT_SHORT[stopped]} before it was done; what it found stays."
+        return self.promise.unlike(answer.query, found) if self.promise is not None and self.promise.n else None
+
+
+def _short_of(recall: float, found: int, unseen: int, confidence: float) -> str:
+    """What an audit would have to be for this recall."""
+    may_miss = math.floor(found * (1 - recall) / recall)
+    calls = math.ceil(unseen * -math.log1p(-confidence) / (may_miss + 1))
+    if calls >= unseen:
+        return f"No audit can certify {recall:.0%} of {found:,} found among {unseen:,} unscored items."
+    return f"To certify {recall:.0%} for this query alone, an audit takes about {calls:,} calls, if it finds nothing."
+
+
+def most_above(unseen: int, *, drawn: int, above: int, doubt: float) -> int:
+    """The most items above a line that there may have been among `unseen` ones, of which `drawn` at random held
+    `above`: the largest number under which so few of them had more than this `doubt` (hypergeometric, exact).
+    """
+    low, high = above, unseen - drawn + above
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _chance_of_at_most(above, unseen, middle, drawn) > doubt:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _chance_of_at_most(most: int, unseen: int, above: int, drawn: int) -> float:
+    """The chance that a random draw holds at most so many of the items above a line."""
+    few = range(max(0, drawn - (unseen - above)), min(most, above, drawn) + 1)
+    logs = [_log_choose(above, n) + _log_choose(unseen - above, drawn - n) for n in few]
+    return math.fsum(math.exp(one - _log_choose(unseen, drawn)) for one in logs)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+def finding_rounds(affordable: int) -> tuple[int, ...]:
+    """The calls of each round: few at first, so that a search can end soon."""
+    sizes, spent = [min(_FIRST, affordable)], min(_FIRST, affordable)
+    while spent < affordable:
+        sizes.append(min(max(_LEAST, spent // _GROWTH), affordable - spent))
+        spent += sizes[-1]
+    return tuple(sizes)
+
+
+def plan_find(
+    index: AnchorIndex,
+    *,
+    above: float,
+    recall: float = 0.9,
+    budget: int | str | Budget | None = None,
+    audit: int = 0,
+    confidence: float = 0.9,
+    first: str | AnyStage | First | None = None,
+    filter: Filter | None = None,  # noqa: A002
+    scorer: Scorer | None = None,
+) -> Plan:
+    """What `AnchorIndex.find` does with these options; `plan_search` for the verb `find`. Calls no scorer."""
+    _check_numbers(above=above, recall=recall, confidence=confidence, audit=audit)
+    n_items = len(index)
+    spend = Budget.of(min(FIND_CALLS, n_items) if budget is None else budget)
+    if audit and (spend.tokens is not None or spend.cost is not None):
+        raise InputError(
+            "An audit is a random sample, and items that tokens or cost cannot pay for are left out of it. Limit calls "
+            "alone, or leave audit out."
+        )
+    if audit and not audit < min(n_items, spend.calls or 0):
+        raise InputError(
+            f"An audit must leave calls for the search, and items that it does not draw; got audit={audit:,} of "
+            f"{spend.calls:,} calls and {n_items:,} items. Raise the budget, or score everything: recall=1.0, "
+            f"budget={n_items}."
+        )
+    if recall == 1:
+        if budget is None or spend.calls is None or spend.calls < n_items:
+            raise InputError(
+                f"recall=1.0 cannot be promised unless every item is scored: what is missing may be anywhere. Give "
+                f"budget={n_items}, which scores all, or a recall below 1, such as 0.95."
+            )
+        plan = plan_search(index, 1, method=Exact(), fuse=0, filter=filter, scorer=scorer)
+        return replace(plan, finish=(*_documents(plan), Above(above), Certify(above, recall, confidence, None)))
+    k = min(ABOUT, spend.calls) if spend.calls else 1
+    plan = plan_search(index, k, budget=spend, first=first, fuse=0, filter=filter, scorer=scorer)
+    documents = _documents(plan)
+    promise: Promise | None = None
+    if plan.model is not None:
+        plan = replace(plan, sizes=finding_rounds, audit=audit, finish=(Above(above),))
+        promise = named(CALIBRATED)(index, plan, above=above, recall=recall, confidence=confidence, filter_=filter)
+        worth = promise.limit if promise is not None and promise.n else None
+        plan = replace(plan, stop=LineStop(above, recall, worth))
+    certify = Certify(above, recall, confidence, promise)
+    return replace(plan, audit=audit, finish=(*documents, Above(above), certify))
+
+
+def find_options(**values: Any) -> FindOptions:
+    """The options of `find` from single values, as command lines and requests give them; None means not given.
+
+    Their names are those of `adacur.options.FIND_OPTIONS`.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    if limits := {name: given.pop(name) for name in PARTS["budget"] if name in given}:
+        given["budget"] = replace(Budget.of(given.get("budget", FIND_CALLS)), **limits)
+    return cast("FindOptions", given)
+
+
+def _documents(plan: Plan) -> tuple[Documents, ...]:
+    return tuple(step for step in plan.finish if isinstance(step, Documents))
+
+
+def _check_numbers(*, above: float, recall: float, confidence: float, audit: int) -> None:
+    for name, value in (("above", above), ("recall", recall), ("confidence", confidence)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+            raise InputError(f"{name} must be a number; got {value!r}.")
+    if not 0 < recall <= 1:
+        raise InputError(f"recall must be above 0 and at most 1, such as 0.9; got {recall}.")
+    if not 0.5 <= confidence < 1:
+        raise InputError(f"confidence must be at least 0.5 and below 1, such as 0.9; got {confidence}.")
+    if isinstance(audit, bool) or not is_whole(audit) or audit < 0:
+        raise BudgetError(f"audit must be a whole number of calls, from 0 up; got {audit!r}.")

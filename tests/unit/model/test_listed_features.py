@@ -1,0 +1,34 @@
+"""Features that only listed items have."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adacur.model.listed_features import ListedFeatures, room_for
+from adacur.model.rank_slopes import RISE, RankSlopes
+
+lists = st.lists(st.lists(st.integers(0, 40), max_size=30), min_size=1, max_size=3)
+
+
+@given(of_query=lists)
+def test_an_item_has_the_rise_of_its_best_rank_in_each_stage_and_unlisted_items_have_none(of_query) -> None:
+    stages = [np.array(some, dtype=np.intp) for some in of_query]
+    features = RankSlopes.assumed(len(stages)).features(stages)
+
+    assert features.positions.tolist() == sorted({at for some in of_query for at in some})
+    expected = [[RISE[some.index(at)] if at in some else 0.0 for some in of_query] for at in range(41)]
+    assert features.at(np.arange(41)).tolist() == expected
+
+
+def test_a_query_without_features_has_no_column() -> None:
+    assert ListedFeatures.none().at(np.array([3, 1])).shape == (2, 0)
+
+
+def test_there_is_room_for_the_longest_list_and_the_most_features() -> None:
+    short, long = (RankSlopes.assumed(n).features([np.arange(m)] * n) for n, m in ((5, 3), (1, 1000)))
+
+    n_items, n_features = room_for([short, long, ListedFeatures.none()])
+
+    assert n_items >= 1000
+    assert n_features >= 5
+    assert room_for([ListedFeatures.none()]) == (0, 0)

@@ -1,0 +1,212 @@
+"""`find`: what it refuses, how it ends, and what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from adacur import AnchorIndex, Budget, Item, Query
+from adacur.errors import BudgetError, InputError, ScorerFailed
+from adacur.scorers import FunctionScorer
+from adacur.search.finding import finding_rounds, most_above
+from tests import embedding_world
+from tests.unit.search.test_stopping import QUERIES, easy_and_hard
+
+
+def without_anchors(**options) -> AnchorIndex:
+    """An index that has nothing to calibrate on; with an encoder, the model is all there is to go by."""
+    return AnchorIndex.from_items(embedding_world.ITEMS, scorer=embedding_world.Scorer(), **options)
+
+
+@pytest.mark.parametrize("above", [math.nan, math.inf, -math.inf, "much", None, True])
+def test_a_line_that_is_not_a_number_is_refused(above) -> None:
+    index = easy_and_hard()
+    with pytest.raises(InputError):
+        index.find(QUERIES[0], above=above)
+    assert index.scorer.calls == 0
+
+
+@pytest.mark.parametrize("recall", [0, -0.5, 1.5, math.nan, "all", True])
+def test_a_recall_that_is_no_share_is_refused(recall) -> None:
+    with pytest.raises(InputError):
+        easy_and_hard().find(QUERIES[0], above=0.0, recall=recall)
+
+
+@pytest.mark.parametrize("confidence", [0, 0.2, 1, math.nan])
+def test_a_confidence_of_certainty_or_of_less_than_a_coin_is_refused(confidence) -> None:
+    with pytest.raises(InputError):
+        easy_and_hard().find(QUERIES[0], above=0.0, confidence=confidence)
+
+
+def test_a_recall_of_1_is_refused_unless_the_budget_covers_every_item() -> None:
+    index = easy_and_hard()
+    for budget in (None, 299, "5000 tokens"):
+        with pytest.raises(InputError):
+            index.find(QUERIES[0], above=0.0, recall=1.0, budget=budget)
+    assert index.scorer.calls == 0
+    assert index.find(QUERIES[0], above=0.0, recall=1.0, budget=300).certificate.basis == "every item"
+
+
+@pytest.mark.parametrize(("audit", "budget"), [(300, 400), (301, 400), (60, 60), (61, 60), (10, "5000 tokens")])
+def test_an_audit_that_leaves_nothing_to_search_or_cannot_be_random_is_refused(audit, budget) -> None:
+    with pytest.raises(InputError):
+        easy_and_hard().find(QUERIES[0], above=0.0, audit=audit, budget=budget)
+
+
+@pytest.mark.parametrize("audit", [-1, 2.5, True])
+def test_an_audit_is_a_number_of_calls(audit) -> None:
+    with pytest.raises(BudgetError):
+        easy_and_hard().find(QUERIES[0], above=0.0, audit=audit)
+
+
+def test_a_line_above_all_scores_finds_nothing_and_soon_ends() -> None:
+    hits = easy_and_hard().find(QUERIES[0], above=1000.0)
+    assert len(hits) == 0
+    assert hits.trace.calls < 100
+
+
+def test_where_every_item_is_a_hit_all_are_found_within_the_budget() -> None:
+    hits = easy_and_hard().find(QUERIES[0], above=-1000.0, budget=300)
+    assert len(hits) == hits.trace.calls >= 270
+    short = easy_and_hard().find(QUERIES[0], above=-1000.0, budget=60)
+    assert len(short) == 60
+    assert short.trace.stopped == "budget"
+    assert short.certificate.basis == "none"
+
+
+def test_without_anchor_queries_or_an_audit_nothing_is_promised() -> None:
+    certificate = (
+        without_anchors(first="dense", encoder=embedding_world.Encoder())
+        .find("query 41", above=3.0, budget=150)
+        .certificate
+    )
+    assert certificate.basis == "none"
+    assert not certificate.is_promise
+    assert certificate.confidence is None
+    assert 0 < certificate.recall < 1
+
+
+def test_words_alone_are_read_down_the_list_and_an_audit_says_what_that_is_worth() -> None:
+    hits = without_anchors(first="bm25").find("query 41", above=1.0, budget=290, audit=150)
+    assert hits.trace.settings["method"] == "rerank"
+    assert hits.trace.calls == 290
+    assert hits.certificate.basis == "audit"
+
+
+def test_a_search_that_its_deadline_ends_keeps_what_it_found_and_promises_nothing() -> None:
+    index = easy_and_hard()
+    hits = index.find(QUERIES[0], above=0.0, budget=Budget(200, deadline=1e-9))
+    assert hits.trace.stopped == "deadline"
+    assert hits.trace.calls == index.scorer.calls > 0
+    assert hits.certificate.basis == "none"
+
+
+def test_a_search_that_its_scorer_ends_keeps_what_it_found_and_promises_nothing() -> None:
+    index, calls = easy_and_hard(), []
+
+    def fails(pairs):
+        calls.append(len(pairs))
+        if len(calls) > 2:
+            raise OSError("gone")
+        return [5.0] * len(pairs)
+
+    broken = index.with_scorer(lambda _: FunctionScorer(fails))
+    with pytest.raises(ScorerFailed) as failed:
+        broken.find(QUERIES[0], above=0.0)
+    (hits,) = failed.value.hits
+    assert len(hits) == sum(calls[:2])
+    assert hits.certificate.basis == "none"
+
+
+def test_an_audit_promises_no_more_than_there_is() -> None:
+    index = easy_and_hard()
+    for query, exact in zip(QUERIES, exact_scores(index), strict=True):
+        hits = index.find(query, above=3.0, budget=250, audit=60, confidence=0.99)
+        certificate = hits.certificate
+        if certificate.basis == "audit":
+            assert certificate.recall * np.count_nonzero(exact >= 3.0) <= len(hits)
+            assert certificate.n == 60
+
+
+def test_an_audit_of_most_items_certifies_a_query_by_itself() -> None:
+    certificates = [easy_and_hard().find(one, above=2.0, budget=299, audit=200).certificate for one in QUERIES[1::2]]
+    assert {one.basis for one in certificates} == {"audit"}
+    assert all(one.recall >= 0.9 and one.confidence == 0.9 for one in certificates)
+
+
+def test_the_bound_of_an_audit_holds_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    unseen, drawn, hidden = 400, 60, 12
+    items = np.arange(unseen) < hidden
+    bounds = [
+        most_above(unseen, drawn=drawn, above=int(random.permutation(items)[:drawn].sum()), doubt=0.1)
+        for _ in range(500)
+    ]
+    assert np.mean([bound >= hidden for bound in bounds]) >= 0.87
+    assert np.mean(bounds) < 60
+
+
+@pytest.mark.parametrize(("drawn", "above", "most"), [(10, 10, 10), (10, 0, 0), (10, 4, 4)])
+def test_an_audit_of_all_that_is_left_leaves_no_doubt(drawn, above, most) -> None:
+    assert most_above(10, drawn=drawn, above=above, doubt=0.1) == most
+
+
+def test_the_doubt_of_an_audit_is_what_the_hypergeometric_says() -> None:
+    # Of 20 items with 4 above the line, 10 at random hold none with a chance of 16!/6! · 10!/20!, 4.3 %.
+    assert most_above(20, drawn=10, above=0, doubt=0.0434) == 3
+    assert most_above(20, drawn=10, above=0, doubt=0.0433) == 4
+
+
+def test_rounds_grow_and_spend_the_budget() -> None:
+    for calls in (1, 5, 24, 25, 100, 1000, 5000):
+        sizes = finding_rounds(calls)
+        assert sum(sizes) == calls
+        assert min(sizes) >= 1
+    assert max(finding_rounds(1000)) < 100
+
+
+def test_streamed_awaited_and_plain_finds_agree() -> None:
+    index = easy_and_hard()
+    plain = index.find(QUERIES[:3], above=3.0, audit=20)
+    awaited = asyncio.run(index.afind(QUERIES[:3], above=3.0, audit=20))
+    assert [hits.ids for hits in awaited] == [hits.ids for hits in plain]
+    assert [hits.certificate for hits in awaited] == [hits.certificate for hits in plain]
+    *before, last = index.find_iter(QUERIES[0], above=3.0, audit=20)
+    assert last.ids == plain[0].ids
+    assert last.certificate == plain[0].certificate
+    assert {hits.certificate.basis for hits in before} == {"none"}
+
+    async def streamed():
+        return [hits async for hits in index.afind_iter(QUERIES[0], above=3.0, audit=20)]
+
+    assert asyncio.run(streamed())[-1].ids == plain[0].ids
+
+
+def test_a_query_asked_twice_is_paid_for_once() -> None:
+    index = easy_and_hard()
+    one, two = index.find([QUERIES[0], QUERIES[0]], above=3.0)
+    assert one.ids == two.ids
+    assert index.scorer.calls == one.trace.calls
+
+
+def test_items_of_one_text_are_all_found() -> None:
+    items = [Item(f"i{at}", "the same") for at in range(50)]
+    index = AnchorIndex.from_items(items, scorer=FunctionScorer(lambda pairs: [1.0] * len(pairs)))
+    assert len(index.find("the same", above=0.5, budget=50)) == 50
+
+
+def test_only_items_that_pass_the_filter_are_found() -> None:
+    index = easy_and_hard()
+    allowed = [f"i{at}" for at in range(0, 300, 3)]
+    hits = index.find(QUERIES[0], above=1.0, filter=allowed, recall=1.0, budget=300)
+    assert set(hits.ids) <= set(allowed)
+    assert hits.trace.calls == 100
+    assert hits.certificate.basis == "every item"
+
+
+def exact_scores(index: AnchorIndex) -> list[np.ndarray]:
+    queries = [Query(query.id, query.text) for query in QUERIES]
+    return [index.search(query, 300, method="exact", budget=None).scores for query in queries]
