@@ -96,6 +96,7 @@ def build_scores(
             manifest = _begin(folder, source, scoring, created=created)
         else:
             check_same(folder, part, manifest, source)
+            _log.info("Continuing the build in %s: finished blocks are not scored again.", folder)
         if manifest.status != "complete":
             stored = StoredItems(part, keep_open=False)
             sealed = score_part(part, scoring, anchors, stored)

@@ -125,7 +125,7 @@ def test_verify_finds_a_flipped_byte(path) -> None:
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert [problem.file for problem in adacur.store.verify(path).problems] == ["gaussian/part0.npy"]
+    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/gaussian/part0.npy"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])

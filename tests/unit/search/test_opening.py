@@ -193,14 +193,14 @@ def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     (problem,) = adacur.store.verify(tmp_path / "index").problems
-    assert problem.file == f"first/bm25/{file.relative_to(stage)}"
+    assert problem.file == f"versions/1/first/bm25/{file.relative_to(stage)}"
 
 
 def test_verify_finds_a_first_stage_that_was_lost(tmp_path) -> None:
     build(tmp_path / "index")
     shutil.rmtree(tmp_path / "index" / "versions/1/first" / "bm25")
     (problem,) = adacur.store.verify(tmp_path / "index").problems
-    assert problem.file == "first/bm25"
+    assert problem.file == "versions/1/first/bm25"
 
 
 def test_a_small_build_costs_no_call_but_its_pairs(tmp_path) -> None:

@@ -131,14 +131,20 @@ def test_broken_metadata_of_the_scores_is_found(folder) -> None:
 
 
 def test_a_manifest_that_cannot_be_read_or_remembers_wrongly_is_found(folder, tmp_path) -> None:
+    for name in ("parts/built/manifest.json", "versions/1/manifest.json"):
+        file = folder / name
+        content = file.read_text()
+        told = json.loads(content)
+        for probe in ({"score": 1e9}, {"anchor": 99}):
+            told["probes"][3] |= probe
+            file.write_text(json.dumps(told))
+            problems = {problem.file for problem in verify(folder).problems}
+            # One that cannot be parsed hides which version is meant.
+            assert problems == {name} or ("anchor" in probe and problems == {"manifest.json"})
+        file.write_text(content)
     file = folder / "manifest.json"
-    told = json.loads(file.read_text())
-    for probe in ({"score": 1e9}, {"anchor": 99}):
-        told["probes"][3] |= probe
-        file.write_text(json.dumps(told))
-        assert [problem.file for problem in verify(folder).problems] == ["manifest.json"]
-    file.write_text(json.dumps(told | {"format": 99}))
-    assert "format 99" in verify(folder).problems[0].what
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    assert "99" in verify(folder).problems[0].what
     file.write_text("{")
     assert [problem.file for problem in verify(folder).problems] == ["manifest.json"]
     assert [problem.file for problem in verify(tmp_path / "nowhere").problems] == ["manifest.json"]
