@@ -44,7 +44,6 @@ def bodies() -> dict[str, tuple[str, bytes]]:
         "rerank 500,000 ints": rerank([0] * 500_000),
         "rerank 2,000,000 ints": rerank([0] * 2_000_000),
         "rerank 1,000,000 empty objects": rerank([{}] * 1_000_000),
-        "rerank v2 2,000,000 ints": ("/v2/rerank", _json({"query": "x", "documents": [0] * 2_000_000})),
         "rerank a document of 350,000 fields": rerank([{f"{at:06d}": 0 for at in range(350_000)}]),
         "rerank 1,000 documents of 4,000 characters": rerank(["ab " * 1300] * 1000),
         "search 2,000,000 ints": ("/v1/search", _json({"queries": [0] * 2_000_000})),

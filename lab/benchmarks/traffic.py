@@ -117,7 +117,6 @@ class Replay:
 
         def measure(n: int) -> None:
             found = self.missed(index)
-            lesson = next(iter(reversed(log.lessons())), None)
             rows.append(
                 {
                     "collection": self.name,
@@ -130,10 +129,9 @@ class Replay:
                     "few": mean(few.mean(axis=1)),
                     "top10_at_100": mean(1 - found[:, 4]),
                     "cells": np.round(found.mean(axis=0), 4).tolist(),
-                    "early": None if lesson is None else [lesson.early, lesson.low, lesson.high],
                 }
             )
-            shown = {name: rows[-1][name] for name in ("missed", "over_few", "few", "early")}
+            shown = {name: rows[-1][name] for name in ("missed", "over_few", "few")}
             print(f"{self.name:10} {n:5} searches {shown} ({time.process_time() - began:.0f} s)", flush=True)
 
         n = 0

@@ -132,7 +132,9 @@ class Certificate:
             "anchors": f"At least {share} of the items that score {line} or higher are found, on average over queries "
             f"like the {self.n:,} anchor queries that this was calibrated on, with confidence {sure}.",
             "none": f"Nothing is promised. The model expects that {share} of the items that score {line} or higher are "
-            "found.",
+            "found."
+            if self.recall
+            else "Nothing is promised, and too little is known to estimate what is missing.",
         }[self.basis]
         return " ".join([said, *self.reasons, f"Calls: {self.calls:,}."])
 

@@ -212,8 +212,8 @@ def refresh(
         print_json({"index": index, **asdict(done)})
         return
     say(f"{index}: {done.added} of {done.queries} logged queries added; {done.anchors} anchor queries now.")
-    if done.updated:
-        note(f"{done.updated} that were there have more scores now.")
+    if done.dropped:
+        note(f"{done.dropped} from searches that this log does not hold were dropped.")
     left_out = {
         "were anchor queries already": done.known,
         f"had fewer than {fewest_scored} scores": done.too_few,

@@ -1,4 +1,4 @@
-"""A language model as a judge: any OpenAI-compatible endpoint that gives the logprobs of its answer."""
+"""A language model as a judge: any OpenAI-compatible endpoint, by the logprobs of its answer or by what it says."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
-from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PAIR_TEXT, TASK, question
 from adacur.scorers.http_address import CHAT, COMPLETIONS, JUDGE, Address, source
 from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
+from adacur.scorers.verdicts import mean_verdict, verdict_in
 
+ANSWERS = ("Yes", "No")
+_TASK = "Judge whether the document is relevant to the query."
+# What pairs share comes first, for servers that keep prefixes.
+_PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
 _BATCH_SIZE = 16
 # Services write −9999 or −inf for what cannot be.
@@ -28,7 +32,7 @@ _SHOWN = 5
 
 
 class JudgeScorer(RemoteScorer):
-    """A chat or completions endpoint asked for one token per pair, whose logprobs make the score.
+    """A chat or completions endpoint asked for one answer per pair, whose logprobs, or text, make the score.
 
     - url: the root of the server (its `/v1/chat/completions` is asked), or an address that ends in `/chat/completions`
       or `/completions`;
@@ -40,6 +44,11 @@ class JudgeScorer(RemoteScorer):
     - instruction: what makes a document relevant, in a sentence or more; the first thing in the default prompt;
     - top_logprobs: how many likely tokens are asked for. An answer that is not among them counts as likely as the
       least likely of them (a grade: as impossible). Where none is, the judge talks, thinks or refuses: an error;
+    - logprobs: False reads the answer itself, at chats, for models that give none: the score is 1 for the first answer
+      and 0 for the second, or the grade. Anything but an answer is an error. Temperature and length of the answer are
+      the server's own, unless `extra` says: such models often refuse both;
+    - samples: the answers per pair (the chat's `n`) whose mean is the score, without logprobs; all but one are paid for
+      as well, and only calls are counted;
     - batch_size: prompts per request, at `/completions` only, where it is 16 by default; a chat is one prompt, and so
       must be what llama-cpp-python is sent: 1;
     - extra: more fields for every request, such as {"chat_template_kwargs": {"enable_thinking": False}}; an index
@@ -64,6 +73,8 @@ class JudgeScorer(RemoteScorer):
         prompt: str | None = None,
         instruction: str | None = None,
         top_logprobs: int = 20,
+        logprobs: bool | None = None,
+        samples: int | None = None,
         batch_size: int | None = None,
         extra: Mapping[str, Any] | None = None,
         api_key: str | None = None,
@@ -77,7 +88,13 @@ class JudgeScorer(RemoteScorer):
         remembered = address.remembered
         if batch_size is None and "batch_size" in remembered:
             batch_size = int(remembered["batch_size"]) if remembered["batch_size"].isdecimal() else 0
-        at_least(1, top_logprobs=top_logprobs, batch_size=batch_size)
+        if samples is None and "samples" in remembered:
+            samples = int(remembered["samples"]) if remembered["samples"].isdecimal() else 0
+        at_least(1, top_logprobs=top_logprobs, batch_size=batch_size, samples=samples)
+        if samples is not None and logprobs:
+            raise InputError("samples are of a judge that is read without logprobs. Leave samples out, or logprobs.")
+        # None where logprobs make the score.
+        self.samples = (samples or 1) if logprobs is False or samples is not None else None
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)
@@ -87,8 +104,10 @@ class JudgeScorer(RemoteScorer):
         self.model = model or remembered.get("model")
         self.is_named = bool(name or self.model)
         self._is_chat = self.url.endswith(CHAT)
+        if self.samples is not None and not self._is_chat:
+            raise InputError(f"logprobs=False reads the answers of a chat, and {self.url} is none.")
         self.batch_size = 1 if self._is_chat else batch_size or _BATCH_SIZE
-        self._instruction = self.instruction or TASK
+        self._instruction = self.instruction or _TASK
         if given_prompt is None:
             self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded, is_chat=self._is_chat)
         else:
@@ -96,6 +115,7 @@ class JudgeScorer(RemoteScorer):
         self._top = top_logprobs
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
         decides = [self.prompt, self._instruction, list(self.answers.items()), self._is_chat, self._top, self._extra]
+        decides += [] if self.samples is None else [self.samples]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
             name=name or self.model or address.host,
@@ -109,6 +129,7 @@ class JudgeScorer(RemoteScorer):
                 instruction=self.instruction,
                 extra=self._extra,
                 batch_size=batch_size,
+                samples=self.samples,
             ),
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
         )
@@ -149,30 +170,56 @@ class JudgeScorer(RemoteScorer):
         if not self._is_chat:
             return {**asked, "prompt": prompts, "logprobs": self._top}
         messages = [{"role": "user", "content": prompt} for prompt in prompts]
+        if self.samples is not None:
+            return {"messages": messages, **({} if self.model is None else {"model": self.model}), "n": self.samples}
         return {**asked, "messages": messages, "logprobs": True, "top_logprobs": self._top}
 
     def _advice(self, response: Any) -> str:
         return f" {_ADVICE}" if "logprobs" in response.text else ""
 
     def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
+        n_choices = len(batch) if self.samples is None else self.samples
         try:
             given = answer["choices"]
             choices = {choice["index"]: choice for choice in given}
-            if sorted(choices) != list(range(len(batch))) or len(given) > len(batch):
+            if self.samples is not None and 0 < len(given) < n_choices:
+                raise self._failed(
+                    f"{self.url} gave {len(given)} answers, and samples={n_choices} asks for that many: this server "
+                    f"may not know the chat's 'n'. Give samples=1.{where(batch)}"
+                )
+            if sorted(choices) != list(range(n_choices)) or len(given) > n_choices:
                 raise LookupError
         except (LookupError, TypeError, ValueError) as error:
             raise self._failed(
                 f"A language model answers with a JSON object that has one of 'choices' per prompt; {self.url} "
                 f"answered {self._shown(json.dumps(answer))}. Is this the address of one?{where(batch)}"
             ) from error
+        if self.samples is not None:
+            return [mean_verdict([self._verdict(choice, where(batch)) for choice in given], self.answers)]
         return [self._read(choices[at], where([pair])) for at, pair in enumerate(batch)]
 
-    def _read(self, choice: Mapping[str, Any], at: str) -> float:
+    def _verdict(self, choice: Mapping[str, Any], at: str) -> str:
+        """The answer that a choice is."""
+        said = self._said(choice, at)
+        if (verdict := verdict_in(said, list(self.answers))) is None:
+            raise self._failed(
+                f"The judge {self.model!r} must answer with one of {', '.join(map(repr, self.answers))} and nothing "
+                f"else; it said {said[:200]!r}. Ask for that in prompt=, or cap its length: "
+                f"extra={{'max_tokens': 5}}.{at}"
+            )
+        return verdict
+
+    def _said(self, choice: Mapping[str, Any], at: str) -> str:
+        """The text of a choice; an error where the judge refused."""
         given = choice.get("message")
         message = given if isinstance(given, dict) else {}
         said = self._without_key(str(message.get("refusal") or message.get("content") or choice.get("text") or ""))
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
             raise self._failed(f"The judge {self.model!r} refused to judge: {said[:200]!r}.{at}")
+        return said
+
+    def _read(self, choice: Mapping[str, Any], at: str) -> float:
+        said = self._said(choice, at)
         if not isinstance(choice.get("logprobs"), dict):
             raise self._failed(f"{self.url} gave no logprobs for {self.model!r}. {_ADVICE}{at}")
         try:
@@ -189,7 +236,8 @@ class JudgeScorer(RemoteScorer):
             raise self._failed(
                 f"None of the answers {', '.join(map(repr, self.answers))} is among the {len(listed)} likeliest tokens "
                 f"of {self.model!r}, which begins {said[:60]!r} (likeliest: {best or 'none'}). Say in prompt= what the "
-                "answers are; each must be one token. A model that thinks first must be told not to, for example by "
+                "answers are; each must be one token, or give logprobs=False. A model that thinks first must be "
+                "told not to, for example by "
                 f"extra={{'chat_template_kwargs': {{'enable_thinking': False}}}}.{at}"
             )
         if self._is_graded:
@@ -202,7 +250,7 @@ class JudgeScorer(RemoteScorer):
 
 _ADVICE = (
     "A judge's score is made of them. vLLM, SGLang and llama.cpp give them, and many hosted models; models that reason "
-    "in secret do not. Take another model or server, or write a function that reads a number from its answer."
+    "in secret do not. Give logprobs=False, which reads its answer, or take another model or server."
 )
 
 
@@ -266,9 +314,9 @@ def _checked_prompt(prompt: str, *, instruction: str | None) -> str:
 
 
 def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool, is_chat: bool) -> str:
-    asked = question(list(answers))
+    asked = f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
     if is_graded:
         rising = sorted(answers, key=lambda answer: answers[answer] or 0)
         asked = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
     # A chat has its place for the answer; a text that is continued needs one.
-    return PAIR_TEXT + asked + ("" if is_chat else "\nAnswer:")
+    return _PAIR_TEXT + asked + ("" if is_chat else "\nAnswer:")

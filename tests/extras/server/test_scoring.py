@@ -3,12 +3,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from adacur import Item, Query
 from adacur.extras.server.metrics import Metrics
 from adacur.extras.server.scoring import ServedScorers
-from adacur.money import Price
 from adacur.scorers import FunctionScorer
 from adacur.scorers.calling import ascore
 from tests.serving_world import TextScorer
@@ -67,19 +64,3 @@ def test_one_scorer_is_served_as_one_object():
     one, other = TextScorer(), TextScorer()
     assert scorers.of(one) is scorers.of(one)
     assert scorers.of(one) is not scorers.of(other)
-
-
-@pytest.mark.parametrize("price", [None, "1 USD / 1k tokens"])
-def test_a_model_tokenises_its_pairs_again_only_where_tokens_are_paid(price):
-    class Model(TextScorer):
-        counted = 0
-
-        def tokens_of(self, pairs):
-            Model.counted += len(pairs)
-            return [5] * len(pairs)
-
-    metrics = Metrics()
-    served = ServedScorers(metrics=metrics, price=price and Price.of(price)).of(Model())
-    served.score(pairs_of(0))
-    tokens = metrics.registry.get_sample_value("adacur_scorer_tokens_total", {"scorer": served.card.name})
-    assert (Model.counted, tokens) == ((3, 15) if price else (0, 0))

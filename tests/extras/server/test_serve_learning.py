@@ -29,22 +29,19 @@ def ask(client: TestClient, text: str) -> dict:
 
 def test_a_server_learns_from_its_searches_and_tells_how_far_it_is(empty, tmp_path):
     path = shutil.copytree(empty, tmp_path / "index")
-    settings = ServerSettings(log_folder=str(tmp_path / "logs"), learn_every=10, log_masked=True)
+    settings = ServerSettings(log_folder=str(tmp_path / "logs"), learn_every=10)
     indexes = open_indexes({"small": path}, scorer=Scorer(), encoder=Encoder(), settings=settings)
     with TestClient(create_app(indexes, settings=settings)) as client:
         (before,) = client.get("/v1/indexes").json()["indexes"]
-        assert (before["n_anchors"], before["learning"]) == (0, {"every": 10, "lessons": []})
+        assert (before["n_anchors"], before["learning"]) == (0, {"every": 10, "refreshes": 0, "failed": 0})
         for at in range(10):
             ask(client, f"query {at}")
         assert indexes["small"].learning.wait(60)
         (after,) = client.get("/v1/indexes").json()["indexes"]
         assert (after["n_anchors"], after["version"]) == (10, 2)
-        (lesson,) = after["learning"]["lessons"]
-        assert (lesson["searches"], lesson["anchors"], lesson["error"]) == (10, 10, None)
-        assert 0 <= lesson["low"] <= lesson["early"] <= lesson["high"] <= 1
+        assert after["learning"]["refreshes"] == 1
         counted = client.get("/metrics").text
         assert 'adacur_refreshes_total{index="small",outcome="done"} 1.0' in counted
-        assert f'adacur_found_early{{index="small"}} {lesson["early"]}' in counted
         assert ask(client, "query 44")["results"][0]["calls"] == 40
     assert indexes["small"].version == 2
     assert (tmp_path / "logs" / "small.sqlite").stat().st_mode & 0o077 == 0
@@ -59,5 +56,5 @@ def test_a_server_logs_no_search_and_does_not_learn_unless_told(empty, tmp_path,
         ask(client, "query 41")
         assert client.get("/v1/indexes").json()["indexes"][0]["learning"] is None
     assert b"query 41" not in b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    with pytest.raises(InputError, match="log_folder"):
+    with pytest.raises(InputError):
         ServerSettings(learn_every=10)

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import cohere
 import httpx
-import numpy as np
 import pytest
 
 import adacur
@@ -166,25 +164,6 @@ def test_a_large_body_without_a_length_is_refused_before_it_is_all_read(browser)
         assert browser.get(f"{url}/healthz").status_code == 200
 
 
-def test_coheres_own_client_gets_an_answer():
-    documents = ["a ship on a river", "a painter", "an island"]
-    settings = ServerSettings(api_keys=("a-key",))
-    with serving(create_app({"w": world_index()}, settings=settings)) as url, httpx.Client() as connections:
-        client = cohere.ClientV2(base_url=url, api_key="a-key", httpx_client=connections)
-        answer = client.rerank(model="w", query="a ship", documents=documents, top_n=2)
-        logits = [logit_of("a ship", text) for text in documents]
-        order = sorted(range(3), key=lambda at: -logits[at])[:2]
-        assert [one.index for one in answer.results] == order
-        chances = [1 / (1 + np.exp(-logits[at])) for at in order]
-        assert np.allclose([one.relevance_score for one in answer.results], chances)
-        assert answer.id
-        with pytest.raises(cohere.errors.NotFoundError, match="unknown_model"):
-            client.rerank(model="another", query="a ship", documents=documents)
-        stranger = cohere.ClientV2(base_url=url, api_key="wrong", httpx_client=connections)
-        with pytest.raises(cohere.errors.UnauthorizedError):
-            stranger.rerank(model="w", query="a", documents=["b"])
-
-
 def test_our_own_server_gives_its_own_scores(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     pairs = [(Query("q", "a river"), item) for item in (Item("x", "a ship"), Item("y", "a bird"))]
@@ -193,19 +172,6 @@ def test_our_own_server_gives_its_own_scores(monkeypatch):
         assert scorer.score(pairs).tolist() == [logit_of("a river", item.text) for _, item in pairs]
         with HttpScorer(scorer.card.source) as again:
             assert again.score(pairs).tolist() == scorer.score(pairs).tolist()
-
-
-@pytest.mark.parametrize("kind", ["vllm", "jina", "cohere"])
-def test_our_own_http_scorer_can_point_at_our_server(kind):
-    items = [Item("x", "a ship"), Item("y", "a bird")]
-    with serving(create_app({"w": world_index()})) as url:
-        with HttpScorer(url, kind=kind, model="w", scores="raw" if kind == "vllm" else "probability") as scorer:
-            scores = scorer.score([(Query("q", "a river"), item) for item in items])
-        exact = [logit_of("a river", item.text) for item in items]
-        if kind == "vllm":
-            assert scores.tolist() == exact
-        else:
-            assert np.allclose(scores, exact)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import time
@@ -16,6 +15,7 @@ import adacur
 from adacur import Cached, Item
 from adacur.extras.server import ServerSettings, create_app
 from adacur.extras.server.application import _Server
+from adacur.extras.server.failures import Refusal
 from adacur.extras.server.logs import server_log
 from adacur.extras.server.scoring import ScorerWatch
 from adacur.protocols import ScorerCard
@@ -105,7 +105,7 @@ def test_every_hour_a_few_pairs_are_asked_again() -> None:
             low, high = {"same": (0, 0.001), "near": (0.02, 0.3), "changed": (0.3, 100)}[outcome]
             assert low <= drift <= high
             if outcome == "changed":
-                with pytest.raises(Exception, match="has changed"):
+                with pytest.raises(Refusal):
                     watch.refuse_if_changed(one)
             else:
                 watch.refuse_if_changed(one)
@@ -144,8 +144,6 @@ def test_a_model_in_this_process_and_an_index_without_scores_cost_no_calls() -> 
         task = asyncio.create_task(watch.run())
         await clock.ring()
         assert not probes(server)
-        with pytest.raises(Exception, match="stores no scores"):
-            await watch.check(server.served["plain"])
         # Whoever asks for it gets it.
         assert (await watch.check(server.served["small"])).same
         task.cancel()
@@ -180,7 +178,6 @@ def test_old_scores_in_a_cache_hide_nothing(tmp_path) -> None:
 
 def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr("adacur.extras.server.scoring.KEPT_SECONDS", 0.0)
     swapped = []
 
     def reply(asked):
@@ -192,58 +189,33 @@ def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes
     items = [Item(f"i{n}", f"item number {n}") for n in range(40)]
     with RerankServer("tei", reply=reply) as server, HttpScorer(server.root, kind="tei") as scorer:
         index = adacur.build(items, ["one", "two", "three"], scorer=scorer, path=tmp_path / "x.adacur", progress=False)
-        app = create_app({"x": index}, settings=ServerSettings(refuse_drift=True))
-        with TestClient(app) as client:
-            n_before = len(server.posts)
-            answer = client.post("/v1/indexes/x/probe").json()
-            assert (answer["index"], answer["allowed"], answer["drift"]["n_probes"]) == ("x", True, 8)
+
+        async def checked() -> None:
+            serving, watch, *_ = watching({"x": index}, refuse_drift=True)
+            one, n_before = serving.served["x"], len(server.posts)
+            assert (await watch.check(one)).allowed
             assert sum(len(asked.body["texts"]) for asked in server.posts[n_before:]) == 8
             swapped.append(True)
-            assert client.post("/v1/search", json={"query": "one", "k": 1, "budget": 5}).status_code == 200
-            assert not client.post("/v1/indexes/x/probe").json()["allowed"]
-            refused = client.post("/v1/search", json={"query": "one", "k": 1, "budget": 5})
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "scorer_changed")
+            assert not (await watch.check(one)).allowed
+            with pytest.raises(Refusal):
+                watch.refuse_if_changed(one)
             swapped.clear()
-            assert client.post("/v1/indexes/x/probe").json()["allowed"]
-            assert client.post("/v1/search", json={"query": "one", "k": 1, "budget": 5}).status_code == 200
-            assert client.post("/v1/indexes/y/probe").status_code == 404
+            assert (await watch.check(one)).allowed
+            watch.refuse_if_changed(one)
+
+        asyncio.run(checked())
 
 
-def test_asking_again_within_a_minute_costs_no_calls() -> None:
+def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for() -> None:
     service = Service()
-    with TestClient(create_app({"small": world_index(service)})) as client:
-        first, second = (client.post("/v1/indexes/small/probe").json() for _ in range(2))
-    assert service.calls == [8]
-    assert first.pop("seconds_ago") == 0 <= second.pop("seconds_ago") < 60
-    assert first == second
 
-
-def test_asking_again_after_a_failure_or_after_hanging_up_costs_no_calls() -> None:
-    async def hang_up(service) -> None:
-        server, watch, *_ = watching({"small": world_index(service)})
-        for _ in range(4):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.02):
-                    await watch.on_demand(server.served["small"])
-        assert (await watch.on_demand(server.served["small"]))[0].same
-
-    slow, failing = Service(seconds=0.3), Service(fails_after=0)
-    asyncio.run(hang_up(slow))
-    assert slow.calls == [8]
-    with TestClient(create_app({"small": world_index(failing)})) as client:
-        assert [client.post("/v1/indexes/small/probe").status_code for _ in range(3)] == [502] * 3
-    assert failing.calls == [8]
-
-
-def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for(monkeypatch) -> None:
-    monkeypatch.setattr("adacur.extras.server.scoring.KEPT_SECONDS", 0.0)
-    service = Service()
-    with TestClient(create_app({"small": world_index(service)})) as client:
+    async def checked() -> None:
+        serving, watch, *_ = watching({"small": world_index(service)})
         service.version = "other"
-        assert not client.post("/v1/indexes/small/probe").json()["allowed"]
-        assert client.post("/v1/search", json={"query": "a ship", "k": 1, "budget": 5}).status_code == 200
-        service.fails_after = 0
-        assert client.post("/v1/indexes/small/probe").status_code == 502
+        assert not (await watch.check(serving.served["small"])).allowed
+        watch.refuse_if_changed(serving.served["small"])
+
+    asyncio.run(checked())
 
 
 def test_a_running_server_watches_by_itself() -> None:

@@ -380,3 +380,98 @@ def test_not_even_half_of_a_key_that_a_judge_repeats_is_shown(body) -> None:
     ):
         judge.score(PAIRS[:1])
     assert KEY[:6] not in str(failed.value)
+
+
+def said(*texts, **fields):
+    """An answer of a model that gives no logprobs, with these samples."""
+    message = {"role": "assistant", "refusal": None}
+    choices = [
+        {"index": at, "message": message | {"content": text}, "finish_reason": "stop", **fields}
+        for at, text in enumerate(texts)
+    ]
+    return {"id": "c1", "object": "chat.completion", "model": MODEL, "choices": choices}
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("Yes", 1.0),
+        ("no", 0.0),
+        (" **Yes.**\n", 1.0),
+        ("'No'", 0.0),
+        ("Answer: yes", 1.0),
+        ("The answer is No.", 0.0),
+        ("<think>It says no,\nbut yes.</think>\n\nYes", 1.0),
+        ("```\nYes\n```", 1.0),
+    ],
+)
+def test_a_verdict_is_read_whatever_its_marks(text, score) -> None:
+    with answering(said(text)) as server, open_judge(server.root, logprobs=False) as judge:
+        assert judge.score(PAIRS[:1]).tolist() == [score]
+        (asked,) = server.asked
+        assert set(asked.body) == {"model", "messages", "n"}
+
+
+@pytest.mark.parametrize(("text", "score"), [("3", 3.0), ("Grade: 2", 2.0), ("**0**", 0.0), ("score = 1", 1.0)])
+def test_a_grade_is_read_as_its_number(text, score) -> None:
+    with answering(said(text)) as server, open_judge(server.root, logprobs=False, answers=GRADES) as judge:
+        assert judge.score(PAIRS[:1]).tolist() == [score]
+
+
+def test_samples_of_a_judge_that_changes_its_mind_are_averaged() -> None:
+    with answering(said("Yes", "No", "yes.", "Yes")) as server, open_judge(server.root, samples=4) as judge:
+        assert judge.score(PAIRS[:1]).tolist() == [0.75]
+        assert server.asked[0].body["n"] == 4
+    with answering(said("3", "2")) as server, open_judge(server.root, samples=2, answers=GRADES) as judge:
+        assert judge.score(PAIRS[:1]).tolist() == [2.5]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (said("Yes, because ships are blue."), "because ships are blue"),
+        (said("It depends."), "It depends"),
+        (said("Yes or No"), "Yes or No"),
+        (said(""), "nothing else"),
+        (said("Yesterday"), "Yesterday"),
+        (said("<think>hm, yes"), "hm, yes"),
+        (said("Yes", finish_reason="content_filter"), "refused"),
+        (said(), "'choices'"),
+        (said("Yes", "No"), "'choices'"),
+    ],
+)
+def test_prose_is_refused_with_its_pair(body, told) -> None:
+    with answering(body) as server, open_judge(server.root, logprobs=False) as judge:
+        with pytest.raises(ScorerFailed) as caught:
+            judge.score(PAIRS[:1])
+        assert told in str(caught.value)
+        assert "query 'q0' and item 'i0'" in str(caught.value)
+
+
+def test_a_server_that_gives_too_few_samples_is_refused_with_advice() -> None:
+    with (
+        answering(said("Yes")) as server,
+        open_judge(server.root, samples=3) as judge,
+        pytest.raises(ScorerFailed) as caught,
+    ):
+        judge.score(PAIRS[:1])
+    assert "samples=1" in str(caught.value)
+
+
+def test_a_judge_that_is_read_is_another_scorer_and_opens_again_from_its_source() -> None:
+    with answering(said("Yes", "No")) as server:
+        plain = open_judge(server.root)
+        judges = [plain, *(open_judge(server.root, samples=samples) for samples in (1, 2))]
+        assert len({judge.card.settings for judge in judges}) == 3
+        again = JudgeScorer(judges[2].card.source, backoff=0.01)
+        assert again.samples == 2
+        assert again.score(PAIRS[:1]).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"samples": 0}, {"samples": 2, "logprobs": True}, {"logprobs": False, "url": "http://127.0.0.1/v1/completions"}],
+)
+def test_a_judge_cannot_be_read_in_two_ways_or_where_nothing_is_said(options) -> None:
+    with pytest.raises(InputError):
+        open_judge(options.pop("url", "http://127.0.0.1/v1"), **options)

@@ -332,7 +332,9 @@ def test_a_build_goes_on_only_with_the_scorer_of_today(tmp_path) -> None:
 
 def test_an_index_scored_by_a_service_opens_the_service_again(tmp_path) -> None:
     with RerankServer("tei") as server:
-        with adacur.build(ITEMS, ANCHORS, scorer=server.root, path=tmp_path / "index", progress=False) as index:
+        with adacur.build(
+            ITEMS, ANCHORS, scorer=f"{server.root}#kind=tei", path=tmp_path / "index", progress=False
+        ) as index:
             expected = index.search("the comet", budget=12)
         asked = len(server.asked)
         with adacur.load(tmp_path / "index") as index, pytest.raises(NotTrusted, match=server.root):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from adacur.extras.server.explain import AnchorEvidence, Explanation, FirstStageEvidence
 from adacur.extras.server.learning import Learning
 from adacur.extras.server.refresh import Refreshed, refresh
-from adacur.extras.server.search_log import Lesson, SearchLog, SearchLogWarning, mask_private
+from adacur.extras.server.search_log import SearchLog, SearchLogWarning
 from adacur.extras.server.server_settings import ServerSettings
 from adacur.requirements import require
 from adacur.search import AnchorIndex
@@ -34,13 +34,11 @@ __all__ = [
     "Explanation",
     "FirstStageEvidence",
     "Learning",
-    "Lesson",
     "Refreshed",
     "SearchLog",
     "SearchLogWarning",
     "ServerSettings",
     "create_app",
-    "mask_private",
     "refresh",
 ]
 

@@ -4,7 +4,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -20,7 +20,7 @@ from adacur.as_json import as_json
 from adacur.errors import AdacurError, InputError, UnknownName
 from adacur.extras.server import shapes
 from adacur.extras.server.bodies import Name, find_request, rerank_request, search_request
-from adacur.extras.server.concurrency import Answer, Turns
+from adacur.extras.server.concurrency import Turns
 from adacur.extras.server.door import Door, notes_of
 from adacur.extras.server.failures import Refusal, as_refusal, json_answer
 from adacur.extras.server.indexes import (
@@ -36,7 +36,7 @@ from adacur.extras.server.logs import silent_log
 from adacur.extras.server.metrics import METRICS_TYPE, Metrics
 from adacur.extras.server.page import add_page, content_security_policy
 from adacur.extras.server.recall import RecallCurves
-from adacur.extras.server.reranking import DIALECTS, Dialect, Reranking
+from adacur.extras.server.reranking import by_model, reranked
 from adacur.extras.server.scoring import ScorerWatch, ServedScorers
 from adacur.extras.server.searching import Search, SearchStream, search_all
 from adacur.extras.server.server_settings import ServerSettings
@@ -79,8 +79,7 @@ def create_app(
     )
     server.add_search(api)
     server.add_find(api)
-    for dialect in DIALECTS:
-        server.add_rerank(api, dialect)
+    server.add_rerank(api)
     server.add_indexes(api)
     server.add_health(app, api)
     app.include_router(api)
@@ -101,17 +100,16 @@ class _Server:
         self.metrics = Metrics()
         self.turns = Turns(concurrency=settings.concurrency, queue=settings.queue)
         self.curves = RecallCurves(settings, is_idle=lambda: not (self.turns.running or self.turns.waiting))
-        scorers = ServedScorers(
-            metrics=self.metrics, price=None if settings.price is None else Price.of(settings.price)
-        )
+        price = None if settings.price is None else Price.of(settings.price)
+        scorers = ServedScorers(metrics=self.metrics, price=price)
         for name in indexes:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
         self.watch = ScorerWatch(self.served, settings=settings, metrics=self.metrics, log=log)
         for name, index in indexes.items():
             if index.learning is not None:
-                index.learning.heard = partial(self.metrics.count_lesson, name)
-        self.is_ready, self.started = False, int(time.time())
+                index.learning.heard = partial(self.metrics.count_refresh, name)
+        self.is_ready = False
         self.metrics.in_flight.set_function(lambda: self.turns.running)
         self.metrics.waiting.set_function(lambda: self.turns.waiting)
 
@@ -148,7 +146,6 @@ class _Server:
         SearchBody = search_request(self.settings)
         answers: dict[int | str, dict[str, Any]] = {
             200: {
-                "model": shapes.SearchAnswer,
                 "description": "The best k items of each query; or, with `stream`, an event per round.",
                 "content": {"text/event-stream": {"schema": shapes.EVENT}},
             }
@@ -169,7 +166,6 @@ class _Server:
         FindBody = find_request(self.settings)
         answers: dict[int | str, dict[str, Any]] = {
             200: {
-                "model": shapes.SearchAnswer,
                 "description": "The items above the line, and what is promised; or, with `stream`, an event per round.",
                 "content": {"text/event-stream": {"schema": shapes.EVENT}},
             }
@@ -212,28 +208,29 @@ class _Server:
         of = dict(zip(distinct, results, strict=True))
         return json_answer({"index": plan.served.name, "results": [of[query] for query in plan.queries]})
 
-    def add_rerank(self, api: APIRouter, dialect: Dialect) -> None:
-        """The rerank route of a service."""
+    def add_rerank(self, api: APIRouter) -> None:
+        """POST /v1/rerank."""
         RerankRequest = rerank_request(self.settings)
 
-        @api.post(
-            dialect.path,
-            tags=["rerank"],
-            summary=f"Re-rank documents ({dialect.service})",
-            description=f"Score the given documents exactly, all of them, for clients of {dialect.service}.",
-            operation_id=f"rerank{dialect.path.replace('/', '_')}",
-        )
+        @api.post("/v1/rerank", tags=["rerank"], summary="Re-rank documents")
         async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
-            reranking = Reranking(self.served, body.model_dump())  # type: ignore[attr-defined]
-            notes_of(request.scope).update({"index": reranking.served.name, "documents": len(reranking.texts)})
+            """Score the given documents exactly, all of them, for clients of Jina and for `adacur.scorer(URL)`."""
+            given = body.model_dump()  # type: ignore[attr-defined]
+            served = by_model(self.served, given["model"])
+            notes_of(request.scope).update({"index": served.name, "documents": len(given["documents"])})
             if self.settings.log_queries:
-                notes_of(request.scope)["query"] = reranking.query
-            late = f"Scoring took more than {self.settings.seconds:g} s. Send fewer documents at a time."
-            best = await self._in_time(request, reranking.ranked, late=late)
-            return json_answer(dialect.answer(reranking, best))
+                notes_of(request.scope)["query"] = given["query"]
+            seconds = self.settings.seconds
+            try:
+                async with asyncio.timeout(seconds):
+                    work = partial(reranked, served, given)
+                    return json_answer(await self.turns.run(work, receive=request.receive, seconds=seconds))
+            except TimeoutError as error:
+                late = f"Scoring took more than {seconds:g} s. Send fewer documents at a time."
+                raise Refusal(504, "out_of_time", late) from error
 
     def add_indexes(self, api: APIRouter) -> None:
-        """Facts about the indexes, their scorers' drift, and their recall."""
+        """Facts about the indexes, and their recall."""
         Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
         computing: dict[int | str, dict[str, Any]] = {
             202: {"description": "The points so far: ask again after `Retry-After` seconds."}
@@ -244,24 +241,6 @@ class _Server:
             """The indexes, what each can do, and the limits of a request."""
             facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
             return json_answer({"indexes": facts, "default": next(iter(self.served))})
-
-        @api.get("/v1/models", tags=["indexes"], summary="What is served, for OpenAI's clients")
-        async def list_models() -> Response:
-            """The names that `model` takes in a re-ranking."""
-            about = {"object": "model", "created": self.started, "owned_by": "adacur"}
-            return json_answer({"object": "list", "data": [{"id": name, **about} for name in self.served]})
-
-        @api.post("/v1/indexes/{name}/probe", tags=["indexes"], summary="Is it still the same scorer?")
-        async def probe(request: Request, name: str) -> Response:
-            """Compare the scorer with 8 scores that the index stores, and say how far it has drifted.
-
-            The answer of a check less than a minute ago is given again: `seconds_ago` says how old it is.
-            """
-            one = named_index(self.served, name)
-            late = f"The scorer took more than {self.settings.seconds:g} s."
-            drift, age = await self._in_time(request, partial(self.watch.on_demand, one), late=late)
-            facts = {"index": one.name, "allowed": drift.allowed, "seconds_ago": round(age, 3)}
-            return json_answer(facts | {"drift": as_json(drift)})
 
         @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
         async def recall(
@@ -301,15 +280,6 @@ class _Server:
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
-
-    async def _in_time(self, request: Request, work: Callable[[], Awaitable[Answer]], *, late: str) -> Answer:
-        """The result of some work, in its turn; 504 with the message `late` where that takes too long."""
-        seconds = self.settings.seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.turns.run(work, receive=request.receive, seconds=seconds)
-        except TimeoutError as error:
-            raise Refusal(504, "out_of_time", late) from error
 
     def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
         """Count the calls of searches; `error` ended a stream after its status had been sent."""

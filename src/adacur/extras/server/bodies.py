@@ -23,8 +23,6 @@ from adacur.spelling import did_you_mean
 # More than any list can hold, and small enough for every library's integers.
 _LARGEST = 2**31 - 1
 _MOST_METADATA_FIELDS = 100
-# vLLM's and Cohere's names for how many tokens of a pair, or of a document, are read.
-TOKEN_LIMITS = ("truncate_prompt_tokens", "max_tokens_per_doc")
 
 
 # Looking for names similar to one of a megabyte would keep the server busy for seconds.
@@ -94,7 +92,7 @@ def _asked(settings: ServerSettings) -> dict[str, Any]:
 
 
 def rerank_request(settings: ServerSettings) -> type[BaseModel]:
-    """The body of a re-ranking: the fields of Jina, vLLM and Cohere together."""
+    """The body of a re-ranking, as Jina's clients send it."""
     text = Annotated[str, StringConstraints(max_length=settings.max_document_chars)]
     document = create_model("TextDocument", __base__=_Document, text=(text, ...))
     fields: dict[str, Any] = {
@@ -102,19 +100,11 @@ def rerank_request(settings: ServerSettings) -> type[BaseModel]:
         "query": (_text(settings.max_query_chars), ...),
         "documents": (_list_of(text | document, most=settings.max_documents), ...),
         "top_n": _optional(_count(), "Return only the best N."),
-        "top_k": _optional(_count(), "Voyage's name for the same; of two numbers the smaller counts."),
-        "return_documents": _optional(bool, "Return the texts too (Jina, vLLM); default: true."),
+        "return_documents": _field(bool, "Return the texts too.", True),
         "raw_scores": _field(bool, "The scorer's logits instead of 1 / (1 + exp(-logit)).", False),
-        "use_activation": _field(bool, "vLLM's name for the same: false asks for logits.", True),
-        **{
-            name: _optional(_count(least=-1), "At least the scorer's own limit of tokens, or -1 for it.")
-            for name in TOKEN_LIMITS
-        },
-        "truncation": _optional(Literal[True], "Long documents are cut at the scorer's limit (Voyage)."),
-        "priority": _optional(int, "Taken from vLLM's and Cohere's clients; requests are answered in turn."),
     }
     about = "Documents to score exactly for a query; of a document that is an object, its `text`."
-    return create_model("RerankRequest", __base__=_RerankBody, __doc__=about, **fields)
+    return create_model("RerankRequest", __base__=_Body, __doc__=about, **fields)
 
 
 def _method_options(settings: ServerSettings) -> dict[str, Any]:
@@ -172,17 +162,6 @@ class _FindBody(_AskedBody):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"query": "trials of aspirin", "above": 0.0, "recall": 0.95}]}
     )
-
-
-class _RerankBody(_Body):
-    """Clients of other services send null for what only those know; anything else in such a field is refused."""
-
-    fields_shown: ClassVar[int] = 20
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
-        return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
 
 
 class _Document(BaseModel):

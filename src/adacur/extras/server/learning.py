@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from adacur.budget import is_whole
 from adacur.errors import IndexLocked, InputError
 from adacur.extras.server.refresh import LIMIT, refresh
-from adacur.extras.server.search_log import Lesson, SearchLog
+from adacur.extras.server.search_log import SearchLog
 from adacur.search.editing import writable_home
 from adacur.search.snapshot import Snapshot
 from adacur.store import IndexFolder, prune
@@ -28,18 +23,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("adacur.refresh")
 
-_TOP = 10
-# Half of fewer calls would be hardly more than the top itself.
-_FEWEST_CALLS = 4 * _TOP
-_FEWEST_SEARCHES = 10
-
 
 class Learning:
     """Refreshes an index from its log after every `every` searches, one refresh at a time, in a thread of its own.
 
-    At most `limit` anchor queries come from the log. Indexes that `follow` move on to the new version together when it
-    is ready; searches under way stay on theirs. A failure is logged and noted as a `Lesson`, and affects no search.
-    `heard` is called with each lesson.
+    Indexes that `follow` move on to the new version together when it is ready; searches under way stay on theirs. A
+    failure is logged, counted in `failed` and affects no search: the next refresh tries again. `heard` is called after
+    each, with the name of an error or None.
     """
 
     def __init__(self, log: SearchLog, *, every: int, limit: int = LIMIT) -> None:
@@ -48,7 +38,8 @@ class Learning:
         self.log = log
         self.every = every
         self.limit = limit
-        self.heard: Callable[[Lesson], None] | None = None
+        self.refreshes, self.failed = 0, 0
+        self.heard: Callable[[str | None], None] | None = None
         self._followers: weakref.WeakSet[AnchorIndex] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._since = 0
@@ -65,14 +56,14 @@ class Learning:
             self._since += n_searches
             if self._since < self.every or self._thread is not None or not self._open():
                 return
-            n_new, self._since = self._since, 0
+            self._since = 0
             # A daemon: a refresh that the end of the process interrupts leaves the old version or the new one.
-            self._thread = threading.Thread(target=self._refresh, args=(n_new,), name="adacur-refresh", daemon=True)
+            self._thread = threading.Thread(target=self._refresh, name="adacur-refresh", daemon=True)
             self._thread.start()
 
     def as_dict(self) -> dict[str, Any]:
-        """How often it refreshes, and the lessons so far: a curve over the searches served."""
-        return {"every": self.every, "lessons": [asdict(lesson) for lesson in self.log.lessons()]}
+        """How often it refreshes, and how often it has."""
+        return {"every": self.every, "refreshes": self.refreshes, "failed": self.failed}
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for a refresh under way; whether it has ended."""
@@ -85,51 +76,38 @@ class Learning:
     def _open(self) -> list[AnchorIndex]:
         return [index for index in self._followers if index._snapshot is not None]
 
-    def _refresh(self, n_new: int) -> None:
-        try:
-            lesson = self._lesson(n_new)
-            with contextlib.suppress(Exception):
-                self.log.teach(lesson)
-            if self.heard is not None:
-                with contextlib.suppress(Exception):
-                    self.heard(lesson)
-        finally:
-            with self._lock:
-                self._thread = None
-
-    def _lesson(self, n_new: int) -> Lesson:
-        early: dict[str, Any] = {}
-        with contextlib.suppress(Exception):
-            early = _early(self.log, n_new)
-        n_anchors, error = 0, None
+    def _refresh(self) -> None:
+        error = None
         with self._lock:
             indexes = self._open()
         try:
-            n_anchors = self._refreshed(indexes) if indexes else 0
+            if indexes:
+                self._refreshed(indexes)
+            self.refreshes += 1
         except Exception as failure:
-            # Searches go on with the version they have, and the next refresh tries again.
             # The message stays out of logs: it may hold the text of a query.
-            error = type(failure).__name__
+            self.failed, error = self.failed + 1, type(failure).__name__
             frame = traceback.extract_tb(failure.__traceback__)[-1]
             _log.warning("%s is not refreshed: %s, %s:%s.", indexes[0].path, error, frame.filename, frame.lineno)
-        before = 0
-        with contextlib.suppress(Exception):
-            before = next((one.searches for one in reversed(self.log.lessons())), 0)
-        return Lesson(time.time(), before + n_new, n_anchors, **early, error=error)
+        finally:
+            if self.heard is not None:
+                with contextlib.suppress(Exception):
+                    self.heard(error)
+            with self._lock:
+                self._thread = None
 
-    def _refreshed(self, indexes: Sequence[AnchorIndex]) -> int:
-        """Refresh the folder and move all indexes on; returns the number of anchor queries."""
+    def _refreshed(self, indexes: Sequence[AnchorIndex]) -> None:
+        """Refresh the folder and move all indexes on."""
         index = indexes[0]
         path, snapshot = index.path, index.snapshot
         assert path is not None
         first = _stages(index, snapshot)
-        done = refresh(path, self.log, limit=self.limit, card=index.scorer.card, mirror=True, first=first)
-        if done.added or done.updated or done.dropped:
+        done = refresh(path, self.log, limit=self.limit, card=index.scorer.card, first=first)
+        if done.changed:
             move(indexes, IndexFolder.open(path), first=first)
             # The old version could not be deleted while these had it open, and a search may still have it.
             with contextlib.suppress(IndexLocked):
                 prune(path)
-        return done.anchors
 
 
 def start_learning(index: AnchorIndex, log: SearchLog, *, every: int, limit: int = LIMIT) -> Learning:
@@ -181,16 +159,3 @@ def _stages(index: AnchorIndex, snapshot: Snapshot) -> Callable[[IndexFolder], M
         return {**reopen.first(folder), **(opened if same else {})}
 
     return stages
-
-
-def _early(log: SearchLog, n_new: int) -> dict[str, float]:
-    """The share of the newest searches' best ten that half of their calls had found, with its interval."""
-    shares = []
-    for search in log.newest(n_new):
-        if len(search.scores) >= _FEWEST_CALLS:
-            best = np.argsort(-search.scores, kind="stable")[:_TOP]
-            shares.append(float((best < len(search.scores) // 2).mean()))
-    if len(shares) < _FEWEST_SEARCHES:
-        return {}
-    mean, half = float(np.mean(shares)), 1.96 * float(np.std(shares, ddof=1)) / math.sqrt(len(shares))
-    return {"early": mean, "low": max(0.0, mean - half), "high": min(1.0, mean + half)}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from adacur.extras.server.search_log import Lesson
 from adacur.results import Hits
 
 METRICS_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -47,23 +46,14 @@ class Metrics:
             "RMS difference from the scores of the index at the last check, in their standard deviations.",
             "index",
         )
-        self.scorer_tokens = counter(
-            "scorer_tokens", "Tokens of pairs sent; of local models only with a price.", "scorer"
-        )
-        self.scorer_cost = counter("scorer_cost", "Money for calls, where a price is known.", "scorer", "currency")
         self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
         self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")
         self.refreshes = counter("refreshes", "Refreshes from logged searches, by outcome.", "index", "outcome")
-        self.found_early = gauge(
-            "found_early", "Of the best ten of the newest searches, the share that half their calls had found.", "index"
-        )
 
-    def count_lesson(self, index: str, lesson: Lesson) -> None:
+    def count_refresh(self, index: str, error: str | None) -> None:
         """A refresh of an index that learns from its searches."""
-        self.refreshes.labels(index, "failed" if lesson.error else "done").inc()
-        if lesson.early is not None:
-            self.found_early.labels(index).set(lesson.early)
+        self.refreshes.labels(index, "failed" if error else "done").inc()
 
     def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
         """One query's search, at its end; without hits if it ended before the first round."""

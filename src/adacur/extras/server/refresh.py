@@ -39,12 +39,13 @@ class Refreshed:
     """What a refresh did with a log. Its `queries`, each counted once, are divided into:
 
     - `added`: anchor queries now, with the ids `new_ids`;
-    - `known`: anchor queries before, of which `updated` got more scores;
+    - `known`: anchor queries before;
     - `too_few`: too few scores for items that are still unchanged;
     - `beyond_limit`: left out by `limit`;
     - `other_scorer`: scored only by scorers other than that of the index.
 
-    `dropped` anchor queries were made from earlier searches and removed; `anchors` counts those there are now.
+    `dropped` anchor queries came from searches that the log no longer holds; `anchors` counts those there are now.
+    `changed` says whether there is a new version.
     """
 
     queries: int
@@ -55,8 +56,8 @@ class Refreshed:
     other_scorer: int
     anchors: int
     new_ids: tuple[str, ...]
-    updated: int = 0
-    dropped: int = 0
+    dropped: int
+    changed: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,18 +78,16 @@ def refresh(
     encoder: Any = None,
     allow_code: bool = False,
     card: ScorerCard | None = None,
-    mirror: bool = False,
     first: Callable[[IndexFolder], Mapping[str, Any]] | None = None,
 ) -> Refreshed:
     """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
 
-    At most `limit` anchor queries come from logs: those with most scores first, then the newest. Their missing scores
-    are predicted anew. Scores count only for items whose text is unchanged. Searches by another scorer are left out; a
-    log of nothing else is refused. An index without anchor queries becomes that of the scorer with this `card`, by
-    default that of the newest search.
+    The anchor queries that came from a log are made anew from this one: at most `limit`, those with most scores first,
+    then the newest. Their missing scores are predicted. Scores count only for items whose text is unchanged. Searches
+    by another scorer are left out; a log of nothing else is refused. An index without anchor queries becomes that of
+    the scorer with this `card`, by default that of the newest search.
 
-    - `mirror`: drop anchor queries made from searches that the log no longer holds;
-    - `encoder`, `allow_code`: those of `load`; `first` gives the first stages of a version instead.
+    `encoder` and `allow_code` are those of `load`; `first` gives the first stages of a version instead.
     """
     if not all(is_whole(count) and count >= 1 for count in (limit, fewest_scored)):
         raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
@@ -113,20 +112,10 @@ def refresh(
         given = [query for query in folder.anchor_queries if query.id not in before]
         there = {query.text for query in given} | {query.id for query in given}
         logged = {one.query.id: one for one in paid if one.query.text not in there and one.query.id not in there}
-        known = len(paid) - len(logged) + len(logged.keys() & before.keys())
-        if not mirror:
-            for id_, old in before.items():
-                new = logged.get(id_, old)
-                logged[id_] = replace(old, scores=old.scores | new.scores, at=new.at)
-        enough = [one for one in logged.values() if len(one.scores) >= fewest_scored or one.query.id in before]
+        enough = [one for one in logged.values() if len(one.scores) >= fewest_scored]
         chosen = sorted(enough, key=lambda one: (-len(one.scores), -one.at, one.query.id))[:limit]
-        ids = {one.query.id for one in chosen}
-        new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
-        updated = sum(
-            one.scores.keys() != before[one.query.id].scores.keys() for one in chosen if one.query.id in before
-        )
-        dropped = [id_ for id_ in before if id_ not in ids]
-        if new_ids or updated or dropped:
+        changed = {one.query.id: len(one.scores) for one in chosen} != before
+        if changed:
             queries = [one.query for one in chosen]
             positions = [np.array(sorted(one.scores), dtype=np.intp) for one in chosen]
             scores = [np.array([one.scores[at] for at in sorted(one.scores)]) for one in chosen]
@@ -142,17 +131,18 @@ def refresh(
                 values, exact = complete_searches(complete, queries, positions, scores)
                 update.add_anchor_scores(queries, values, exact=exact, card=of_index)
             update.switch()
+        new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
         return Refreshed(
             queries=len(paid) + len(others),
             added=len(new_ids),
-            known=known,
+            known=len(paid) - len(logged) + len(chosen) - len(new_ids),
             too_few=len(logged) - len(enough),
             beyond_limit=len(enough) - len(chosen),
             other_scorer=len(others),
             anchors=len(given) + len(chosen),
             new_ids=new_ids,
-            updated=updated,
-            dropped=len(dropped),
+            dropped=len(before.keys() - {one.query.id for one in chosen}),
+            changed=changed,
         )
 
 
@@ -222,20 +212,17 @@ def _complete(folder: IndexFolder, logged: Collection[str]) -> AnchorTable:
     return AnchorTable(folder.items, queries, matrix)
 
 
-def _made_before(folder: IndexFolder) -> dict[str, _Paid]:
-    """The anchor queries made from logged searches, with their exact scores, by id."""
+def _made_before(folder: IndexFolder) -> dict[str, int]:
+    """The ids of anchor queries made from logged searches, and how many of their scores are exact."""
     complete = folder.exact_anchors()
     columns = [
         column
         for column, query in enumerate(folder.anchor_queries)
         if query.id.startswith(LOGGED) and not complete[column]
     ]
-    cells, made = folder.exact_cells() if columns else None, {}
-    for column in columns:
-        assert cells is not None
-        rows, query = np.flatnonzero(cells[:, column]), folder.anchor_queries[column]
-        made[query.id] = _Paid(query, 0.0, dict(zip(rows.tolist(), folder.matrix[rows, column].tolist(), strict=True)))
-    return made
+    cells = folder.exact_cells() if columns else None
+    assert cells is not None or not columns
+    return {folder.anchor_queries[at].id: int(np.count_nonzero(cells[:, at])) for at in columns}  # type: ignore[index]
 
 
 def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:

@@ -23,22 +23,19 @@ from adacur.money import Price
 from adacur.protocols import AsyncScorer, Items, PositionScorer, Scorer
 from adacur.records import Pair, Query
 from adacur.scorers.cached import past_cache
-from adacur.scorers.metered import tokens_and_units
-from adacur.scorers.prices import counts_exactly, price_of
+from adacur.scorers.prices import price_of
 from adacur.scorers.wrapping import can_batch_callers, runs_side_by_side
 from adacur.scores import PairsAt, failure_of
 from adacur.store import Drift, drift_now
 
 # Scorer calls of a check.
 _PAIRS = 8
-# A check that is asked for again within this time repeats its answer: asking must not be a way to spend.
-KEPT_SECONDS = 60.0
 
 
 class _Counted:
     """A scorer whose calls are counted, and made one at a time: a model may not be thread-safe."""
 
-    def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None = None) -> None:
+    def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None) -> None:
         self.scorer = scorer
         self.price = price_of(scorer) if price is None else price
         self.card = scorer.card
@@ -60,12 +57,6 @@ class _Counted:
     @contextmanager
     def _counting(self, pairs: Sequence[Pair], *, awaited: bool = False) -> Iterator[None]:
         name = self.card.name
-        # Where nothing is paid, no item is read or tokenised a second time just to count its tokens.
-        is_free = self.price is None and (isinstance(pairs, PairsAt) or counts_exactly(self.scorer))
-        tokens, units = (0, 0) if is_free else tokens_and_units(self, pairs)
-        self._metrics.scorer_tokens.labels(name).inc(tokens)
-        if self.price is not None:
-            self._metrics.scorer_cost.labels(name, self.price.currency).inc(float(self.price.cost(units).amount))
         started = time.perf_counter()
         self._metrics.scorer_calls.labels(name).inc()
         self._metrics.scorer_pairs.labels(name).observe(len(pairs))
@@ -97,8 +88,7 @@ class ServedScorers:
     """One counted scorer per scorer, shared by all indexes that have it."""
 
     def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
-        self._metrics = metrics
-        self._price = price
+        self._metrics, self._price = metrics, price
         self._served: dict[int, Scorer] = {}
         self._lock = threading.Lock()
 
@@ -129,7 +119,7 @@ def uncached(scorer: Scorer) -> Scorer:
 
 
 class ScorerWatch:
-    """Compares the scorer of each index with a few of the stored scores, periodically and on demand.
+    """Compares the scorer of each index with a few of the stored scores, periodically.
 
     Each check is counted in `metrics` and logged as one line. `sleep` waits between checks.
     """
@@ -145,8 +135,6 @@ class ScorerWatch:
     ) -> None:
         self._served, self._settings, self._metrics, self._log, self._sleep = served, settings, metrics, log, sleep
         self._changed: set[str] = set()
-        # The last check of each index and when it began, even if it failed or its client has gone.
-        self._last: dict[str, tuple[float, asyncio.Task[Drift]]] = {}
 
     async def run(self) -> None:
         """Check all scorers that can change, until cancelled."""
@@ -158,28 +146,8 @@ class ScorerWatch:
                     if await asyncio.to_thread(_can_change, one):
                         await self.check(one)
 
-    async def on_demand(self, one: Served) -> tuple[Drift, float]:
-        """The last check and its age in seconds, if that is less than a minute; otherwise a new one."""
-        began, check = self._begun(one, kept=KEPT_SECONDS)
-        age = time.monotonic() - began if check.done() else 0.0
-        return await asyncio.shield(check), age
-
     async def check(self, one: Served) -> Drift:
         """How far the scorer has drifted from the index, for 8 scorer calls."""
-        return await asyncio.shield(self._begun(one, kept=0.0)[1])
-
-    def _begun(self, one: Served, *, kept: float) -> tuple[float, asyncio.Task[Drift]]:
-        """The check that is under way, or is younger than `kept` seconds; otherwise a new one."""
-        if not one.index.anchor_queries:
-            message = "This index stores no scores to compare with, so any scorer fits it."
-            raise Refusal(422, "nothing_to_probe", message)
-        began, check = self._last.get(one.name, (0.0, None))
-        if check is None or (check.done() and time.monotonic() - began >= kept):
-            began, check = time.monotonic(), asyncio.create_task(self._check(one))
-            self._last[one.name] = began, check
-        return began, check
-
-    async def _check(self, one: Served) -> Drift:
         try:
             # In a thread, since the scorer may have to be opened first.
             drift = await asyncio.to_thread(lambda: drift_now(one.index.anchors, uncached(one.index.scorer), n=_PAIRS))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ _SCHEMA = (
     "CREATE TABLE searches (id INTEGER PRIMARY KEY, at REAL NOT NULL, scorer INTEGER NOT NULL, query TEXT NOT NULL, "
     "items TEXT NOT NULL, digests BLOB NOT NULL, scores BLOB NOT NULL)",
     "CREATE INDEX by_time ON searches (at)",
-    "CREATE TABLE lessons (id INTEGER PRIMARY KEY, at REAL NOT NULL, searches INTEGER NOT NULL, "
-    "anchors INTEGER NOT NULL, early REAL, low REAL, high REAL, error TEXT)",
     f"PRAGMA application_id = {_APPLICATION}",
 )
 # The prefix of the ids of logged queries.
@@ -39,13 +36,6 @@ LOGGED = "log-"
 _DIGEST = 8
 _SECONDS_TO_WAIT = 60.0
 _SECONDS_OF_A_DAY = 86_400.0
-_LESSONS = 1000
-_PRIVATE = (
-    # Only from the beginning of a word: from every letter, a long word would take quadratic time.
-    (re.compile(r"(?<![^\s@<>,;])[^\s@<>,;]+@(?=[^\s@<>,;]+\.[^\s@<>,;])[^\s@<>,;]+"), "[address]"),
-    (re.compile(r"\b(?:https?://|www\.)\S+", re.IGNORECASE), "[link]"),
-    (re.compile(r"\+?\d(?:[ ./-]?\d){5,}"), "[number]"),
-)
 
 
 class SearchLogWarning(UserWarning):
@@ -62,33 +52,6 @@ class LoggedSearch:
     ids: tuple[str, ...]
     digests: tuple[bytes, ...]
     scores: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """The result of a refresh of a learning index, `at` Unix seconds, after a total of `searches`.
-
-    `early` is the share of the best ten, of searches since the last refresh, that half of their calls had found, with
-    its 95 % interval from `low` to `high`; None if there were too few. `error` names what made the refresh fail.
-    """
-
-    at: float
-    searches: int
-    anchors: int
-    early: float | None = None
-    low: float | None = None
-    high: float | None = None
-    error: str | None = None
-
-
-_LESSON = tuple(field.name for field in fields(Lesson))
-
-
-def mask_private(text: str) -> str:
-    """A text without e-mail addresses, links and numbers of six digits or more; names of people stay."""
-    for pattern, instead in _PRIVATE:
-        text = pattern.sub(instead, text)
-    return text
 
 
 def text_digest(text: str) -> bytes:
@@ -124,8 +87,6 @@ class SearchLog:
     It holds the texts of the queries. Delete the file to forget them all, or `forget` one.
 
     - `keep`: the largest number of searches that it holds, the newest; `days`: the age at which they are deleted;
-    - `redact`: turns a query's text into the one to store, such as `mask_private`; None for a query that must not be
-      logged. An anchor query made from it has the stored text.
     """
 
     def __init__(
@@ -134,7 +95,6 @@ class SearchLog:
         *,
         keep: int = 20_000,
         days: float = 90.0,
-        redact: Callable[[str], str | None] | None = None,
     ) -> None:
         if not (is_whole(keep) and 1 <= keep < 2**63):
             raise InputError(f"keep, the number of searches that a log holds, must be 1 or more; got {keep!r}.")
@@ -143,7 +103,6 @@ class SearchLog:
         self.path = Path(path)
         self.keep = keep
         self.days = days
-        self._redact = redact
         try:
             with self._connected() as connection:
                 self._prepare(connection)
@@ -156,23 +115,11 @@ class SearchLog:
         for hits in answers:
             if not hits.trace.calls:
                 continue
-            # If the user's function fails, the search must not fail, and its text must not be logged.
-            try:
-                text = hits.query.text if self._redact is None else self._redact(hits.query.text)
-            except Exception as error:
-                warnings.warn(
-                    f"A search is not logged in {self.path}: redact failed ({type(error).__name__}).",
-                    SearchLogWarning,
-                    stacklevel=3,
-                )
-                continue
-            if text is None:
-                continue
             scores = np.concatenate([round_.exact for round_ in hits.trace.rounds]).astype("<f8")
             scored = [item for round_ in hits.trace.rounds for item in round_.scored_items(items)]
             ids = json.dumps([item.id for item in scored], ensure_ascii=False)
             digests = b"".join(text_digest(item.text) for item in scored)
-            rows.append((time.time(), text, ids, digests, scores.tobytes()))
+            rows.append((time.time(), hits.query.text, ids, digests, scores.tobytes()))
         if not rows:
             return 0
         card_json = json.dumps(asdict(replace(card, source=None)), sort_keys=True)
@@ -210,38 +157,17 @@ class SearchLog:
 
     def __iter__(self) -> Iterator[LoggedSearch]:
         """The searches, oldest first."""
-        return self._searches("ORDER BY searches.id")
-
-    def newest(self, n: int) -> list[LoggedSearch]:
-        """The last n searches, newest first."""
-        return list(self._searches("ORDER BY searches.id DESC LIMIT ?", n))
-
-    def _searches(self, order: str, *values: int) -> Iterator[LoggedSearch]:
         with self._reading() as connection:
             for row in connection.execute(
                 "SELECT at, card, query, items, digests, scores FROM searches JOIN scorers ON scorer = scorers.id "
-                f"WHERE at >= ? {order}",
-                (self._oldest(), *values),
+                "WHERE at >= ? ORDER BY searches.id",
+                (self._oldest(),),
             ):
                 yield _read_search(*row)
 
     def __len__(self) -> int:
         with self._reading() as connection:
             return int(connection.execute("SELECT count(*) FROM searches").fetchone()[0])
-
-    def teach(self, lesson: Lesson) -> None:
-        """Store the result of a refresh."""
-        with self._connected() as connection:
-            self._prepare(connection)
-            names, marks = ", ".join(_LESSON), ", ".join("?" * len(_LESSON))
-            connection.execute(f"INSERT INTO lessons ({names}) VALUES ({marks})", astuple(lesson))
-            connection.execute("DELETE FROM lessons WHERE id <= (SELECT max(id) FROM lessons) - ?", (_LESSONS,))
-
-    def lessons(self) -> list[Lesson]:
-        """The results of the last thousand refreshes of a learning index, oldest first."""
-        with self._reading() as connection:
-            self._prepare(connection)
-            return [Lesson(*row) for row in connection.execute(f"SELECT {', '.join(_LESSON)} FROM lessons ORDER BY id")]
 
     def forget(self, queries: Iterable[str]) -> int:
         """Delete every search for one of these texts, and overwrite it on the disk; returns how many."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from adacur.budget import is_whole
 from adacur.errors import InputError
-from adacur.extras.server.search_log import SearchLog, mask_private
+from adacur.extras.server.search_log import SearchLog
 from adacur.money import Price
 from adacur.replay.means import FEWEST_QUERIES
 
@@ -35,7 +35,7 @@ class ServerSettings:
       that it has changed; 0 is never;
     - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed;
     - `log_folder`: where the searches of each index are logged, with the texts of queries, in NAME.sqlite; nowhere by
-      default. `log_keep` and `log_days` are the most that is kept; `log_masked` masks addresses, links and numbers;
+      default. `log_keep` and `log_days` are the most that is kept;
     - `learn_every`: refresh each index from its log after this number of searches; 0 for never;
     - `price`: what the scorers cost, such as "0.05 USD / 1M tokens"; by default as far as it is known.
     """
@@ -62,7 +62,6 @@ class ServerSettings:
     log_folder: str = ""
     log_keep: int = 20_000
     log_days: float = 90.0
-    log_masked: bool = False
     learn_every: int = 0
     price: str | None = None
 
@@ -100,8 +99,7 @@ class ServerSettings:
             return None
         folder = Path(self.log_folder)
         folder.mkdir(parents=True, exist_ok=True)
-        redact = mask_private if self.log_masked else None
-        return SearchLog(folder / f"{name}.sqlite", keep=self.log_keep, days=self.log_days, redact=redact)
+        return SearchLog(folder / f"{name}.sqlite", keep=self.log_keep, days=self.log_days)
 
     def defaults(self) -> dict[str, int]:
         """k and budget of a search that names neither: as in Python, within the limits."""

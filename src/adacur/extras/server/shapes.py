@@ -1,4 +1,4 @@
-"""Answers of searches and errors, for the OpenAPI document. docs/serve.md shows those of the other routes."""
+"""What the OpenAPI document says besides the bodies of requests; docs/serve.md shows the answers."""
 
 from __future__ import annotations
 
@@ -19,47 +19,6 @@ EVENT = {
     "properties": {"event": {"enum": ["start", "round", "done", "error"]}, "data": {"type": "string"}},
     "required": ["event", "data"],
 }
-
-
-class Hit(BaseModel):
-    """One result; `score` is the scorer's."""
-
-    id: str
-    score: float
-    rank: int
-    round: int = Field(description="The round that scored it; 0 where there are no rounds.")
-    text: str | None
-    metadata: dict[str, Any]
-    document: str | None = Field(None, description="The document whose best passage this is, if it is one.")
-    fused: float | None = Field(None, description="What it was ranked by, with `fuse`.")
-    relevance: float | None = Field(None, description="From 0 to 1; `relevance_by` says what it is, if known.")
-    explanation: dict[str, Any] | None = Field(None, description="Why it is a hit, with `explain`.")
-
-
-class QueryAnswer(BaseModel):
-    """One query's answer."""
-
-    query: str
-    verdict: str | None = Field(description="answered, doubtful or nothing found; null if nothing tells.")
-    relevance_by: str | None = Field(description="judgements: the chance to be relevant; anchors: a share of them.")
-    hits: list[Hit]
-    calls: int = Field(description="Scorer calls spent.")
-    tokens: int | None = Field(None, description="Tokens spent, where `tokens` or `cost` is limited.")
-    cost: str | None = Field(None, description="Money spent, such as 0.0123 USD, where the scorer has a price.")
-    stopped: str = Field(
-        description="budget, exhausted (no item left), deadline, settled (enough), tokens or cost (spent)."
-    )
-    certificate: dict[str, Any] | None = Field(None, description="What `/v1/find` promises, and on what grounds.")
-    seconds: dict[str, float] = Field(description="Seconds per step; those of the scorer include waiting for it.")
-    expected_recall: float | None = Field(description="Expected share of what was sought, with `effort` or in `find`.")
-    trace: list[dict[str, Any]] | None = Field(None, description="A record per round, with `trace`.")
-
-
-class SearchAnswer(BaseModel):
-    """The answers, in the order of the queries."""
-
-    index: str
-    results: list[QueryAnswer]
 
 
 class ErrorDetail(BaseModel):

@@ -15,7 +15,8 @@ from adacur.budget import at_least
 from adacur.errors import InputError, TextTooLong
 from adacur.records import Item, Pair, Query
 from adacur.remembered import Remembered
-from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, PromptPieces
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
+from adacur.scorers.cross_encoders.prompt_pieces import PromptPieces
 
 TokenArray = npt.NDArray[np.signedinteger[Any]]
 
