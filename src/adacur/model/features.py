@@ -113,14 +113,13 @@ class Features:
     def rows(self, at: Any) -> Any:
         """What predictions take of the items at these places, where the features are: an axis at the end, float64."""
         xp = array_namespace(at)
+        last = xp.ones((*at.shape, 2), dtype=xp.float64, device=device(at))
         if self.read is None:
-            means = self.means if self.device_means is None else self.device_means
-            rows, means = self.factors.rows(at), xp.astype(means[at], xp.float64)
-        else:
-            stored = self.read(at.reshape(-1)).astype(np.float64)
-            rows, means = self.factors.unpacked(stored.reshape(*at.shape, -1)), np.zeros(at.shape)
-        ones = xp.ones(at.shape, dtype=xp.float64, device=device(at))
-        return xp.concat([rows, xp.stack([means, ones], axis=-1)], axis=-1)
+            last[..., 0] = (self.means if self.device_means is None else self.device_means)[at]
+            return self.factors.rows(at, last)
+        last[..., 0] = 0.0
+        stored = self.read(at.reshape(-1)).astype(np.float64)
+        return xp.concat([self.factors.unpacked(stored.reshape(*at.shape, -1)), last], axis=-1)
 
     def rows_in_memory(self, at: IntArray) -> FloatArray:
         """The same in memory."""

@@ -222,10 +222,15 @@ class ItemFactors:
         """Bytes of the parts."""
         return sum(part.nbytes for part in self.parts)
 
-    def rows(self, at: Any) -> Any:
-        """The features of the items at these places, float64: another axis at the end."""
-        parts = [part.rows(at) for part in self.parts]
-        return self.unpacked(parts[0] if len(parts) == 1 else array_namespace(at).concat(parts, axis=-1))
+    def rows(self, at: Any, *more: Any) -> Any:
+        """The features of the items at these places, float64, and `more` columns: another axis at the end."""
+        xp, parts = array_namespace(at), [part.rows(at) for part in self.parts]
+        if self.mixing is None:
+            for part, (start, stop) in zip(parts, itertools.pairwise(self._ends), strict=True):
+                part -= self.centre[start:stop]
+        else:
+            parts = [self.unpacked(xp.concat(parts, axis=-1))]
+        return xp.concat([*parts, *more], axis=-1)
 
     def unpacked(self, stored: Any) -> Any:
         """Features from stored numbers, float64, which it may write to."""
