@@ -9,6 +9,7 @@ transformers checkpoint; without it that line is left out. Pairs are questions a
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -59,12 +60,26 @@ def as_plain_pairs(folder: Path, pairs: list[tuple[Query, Item]]) -> np.ndarray:
     return np.array(scores)
 
 
+def chat_template_of(prompt: PairPrompt) -> str:
+    """A chat template that makes this prompt of messages with the roles "query" and "document"."""
+    texts = {
+        name: f'messages | selectattr("role", "eq", "{role}") | map(attribute="content") | first'
+        + (" | trim" if name in prompt.trims else "")
+        for name, role in (("query", "query"), ("item", "document"))
+    }
+    first, second = ("item", "query") if prompt.item_first else ("query", "item")
+    # JSON's escapes are those of Jinja's strings; a template without them would lose its last line end.
+    parts = (prompt.prefix, texts[first], prompt.middle, texts[second], prompt.suffix)
+    written = [part if at % 2 else json.dumps(part, ensure_ascii=False) for at, part in enumerate(parts)]
+    return "".join(f"{{{{ {part} }}}}" for part in written)
+
+
 def with_readout(source: Path, folder: Path) -> Path:
     """SmolLM2 as a reranker of sentence-transformers: a template for pairs, and the odds of Yes and No."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     prompt = PairPrompt.of_chat(tokenizer, PROMPT)
     body = sentence_transformers.base.modules.Transformer(str(source), transformer_task="text-generation")
-    body.processor.chat_template = prompt.chat_template()
+    body.processor.chat_template = chat_template_of(prompt)
     yes, no = (tokenizer.encode(answer, add_special_tokens=False)[0] for answer in ("Yes", "No"))
     score = sentence_transformers.cross_encoder.modules.LogitScore(true_token_id=yes, false_token_id=no)
     sentence_transformers.CrossEncoder(modules=[body, score], device="cpu").save_pretrained(str(folder))

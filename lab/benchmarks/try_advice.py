@@ -30,7 +30,7 @@ from adacur.replay import Trial, try_collection
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
-from adacur.replay.searches import Way
+from adacur.replay.searches import Asked, Way
 from adacur.replay.trial_sizes import TrialSizes
 from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
@@ -88,12 +88,13 @@ def truth_of(bed: Testbed, folder: Path, encoder: LookedUp) -> Measured:
     material = read_material(folder, most=len(bed.test_queries))
     n = len(material.items)
     scorer = MatrixScorer(bed.test_queries, bed.items, bed.exact_scores)
-    plan = TrialSizes(
-        bed.name, n, n, len(material.queries), len(material.qrels), ("bm25", "dense"), 10, 100, n, *[0] * 6
-    )
+    plan = TrialSizes(bed.name, n, n, len(material.queries), len(material.qrels), ("bm25", "dense"), 10, 100, *[0] * 6)
     items = list(material.items)
     first = {"bm25": BM25.build(items), "dense": Dense.build(items, encoder=encoder, storage="float32")}
-    return measure(material, plan, scorer=scorer, first=first, seconds=math.inf)
+    measured = measure(material, plan, scorer=scorer, first=first, seconds=math.inf)
+    exact = scorer.score_grid(measured.asked, items)
+    stages = {name: Asked(measured.index.first_stage(name)) for name in measured.stages}
+    return Measured(material, plan, measured.index, measured.asked, scores=exact, stages=stages, calls=0)
 
 
 def compared(trial: Trial, truth: Advice) -> dict[str, Any]:

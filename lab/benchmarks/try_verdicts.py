@@ -23,7 +23,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,8 +46,6 @@ from adacur.replay.searches import Way
 from adacur.replay.trial_sizes import plan_trial
 from adacur.scorers import MatrixScorer
 
-# The truth needs the first stages' best 100, and what a search finds, not every item.
-_GRID = 100
 NAMES = ("scifact", "wikivital", "mondo")
 KINDS = ("no", "unproven", "blend", "rerank", "search")
 
@@ -129,7 +127,7 @@ def truth(bed: Bed, place: Path) -> Measured:
     material = read_material(bed.folder(bed.told, place), most=len(bed.told))
     n, first = len(material.items), bed.first(list(material.items))
     plan = TrialSizes(
-        bed.name, n, n, len(material.queries), len(material.qrels), tuple(first), 10, min(100, n), _GRID, *[0] * 6
+        bed.name, n, n, len(material.queries), len(material.qrels), tuple(first), 10, min(100, n), *[0] * 6
     )
     return measure(material, plan, scorer=bed.scorer(bed.told), first=first, seconds=math.inf)
 
@@ -207,7 +205,7 @@ def trials(bed: Bed, limits: Sequence[int], seeds: int) -> Iterator[dict[str, An
                 "queries": [len(measured.queries), len(measured.asked) - len(measured.queries)],
                 "choice": advice.choice,
                 "way": advice.way._asdict(),
-                "told": advice.gain(advice.way),
+                "told": asdict(advice.gain(advice.way)),
                 "gain": change(as_advised, joined),
                 "over best alone": change(as_advised, best),
                 "to be had": most - float(np.nanmean(as_advised)),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from adacur.extras.ray import Ray
     from adacur.first_stages import BM25, Dense
     from adacur.first_stages.encoders import encoder
+    from adacur.matching import match
     from adacur.records import Item, Query
     from adacur.replay import tune
     from adacur.results import Hit, Hits, Trace
@@ -38,6 +39,7 @@ _NAMES_IN = {
     "extras.ray": ("Ray",),
     "first_stages": ("BM25", "Dense"),
     "first_stages.encoders": ("encoder",),
+    "matching": ("match",),
     "scorers": ("Cached", "scorer"),
     "search": ("AnchorIndex", "load"),
     "extras.engines": ("search_in",),
@@ -45,7 +47,7 @@ _NAMES_IN = {
     "replay": ("tune",),
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.
-_ROOMS = ("data", "extras", "first_stages", "model", "replay", "scorers", "search", "store")
+_ROOMS = ("data", "extras", "first_stages", "matching", "model", "replay", "scorers", "search", "store")
 
 __all__ = [
     "ANNCUR",
@@ -71,6 +73,7 @@ __all__ = [
     "build",
     "encoder",
     "load",
+    "match",
     "pseudo_queries",
     "scorer",
     "search_in",

@@ -48,7 +48,7 @@ def test_one_command_leads_from_a_folder_to_results_and_a_verdict(folder) -> Non
         assert method in done.out
     for column in ("budget", "paid", "recall@10", "nDCG@10"):
         assert column in done.out
-    assert "Is an index worth it?" in done.err
+    assert "Is the scorer worth its calls?" in done.err
     assert "--first bm25,dense" in done.err
     assert "Can the scorer be searched?" in done.err
     again = here(*START, "--json", cwd=folder)

@@ -16,13 +16,14 @@ from adacur.cli.fetch import fetch
 from adacur.cli.find import find
 from adacur.cli.index_commands import add, anchors, compact, compress, refresh, remove, replace, verify
 from adacur.cli.inspect import inspect
+from adacur.cli.match import match
 from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import search
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
 from adacur.names import COMMANDS, TRAIN_COMMANDS, named
 
-_COMMANDS = (try_, build, search, find, *map(named, COMMANDS), tune, evaluate, inspect, demo, fetch)
+_COMMANDS = (try_, build, search, find, match, *map(named, COMMANDS), tune, evaluate, inspect, demo, fetch)
 _INDEX = (add, remove, replace, anchors, compact, compress, verify, refresh)
 _TRAIN = tuple(map(named, TRAIN_COMMANDS))
 

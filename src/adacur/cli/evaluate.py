@@ -44,8 +44,8 @@ def evaluate(
 ) -> None:
     """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
 
-    It ends with a verdict: whether the scorer is worth any call, an index its price, and more depth its calls. An
-    interrupted evaluation continues with the same command.
+    It ends with a verdict: whether the scorer is worth any call, and more depth its calls. An interrupted evaluation
+    continues with the same command.
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
     """
@@ -105,21 +105,25 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
 
     rows = compare(done.runs)
     measures = list(dict.fromkeys(name for row in rows for name in row.means))
-    anchors = max(row.anchors or 0 for row in rows)
+    anchors = max(row.run.settings.get("anchors", 0) for row in rows)
     print_rows(
         ("method", "budget", "rounds", "paid", *measures),
         [
             [row.name]
-            + ["" if value is None else f"{value:,}" for value in (row.budget, row.rounds, row.paid)]
+            + [
+                "" if value is None else f"{value:,}"
+                for value in (*map(row.run.settings.get, ("budget", "rounds")), row.paid)
+            ]
             + [_cell(row, name) for name in measures]
             for row in rows
         ],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
     )
+    n_queries = len(done.runs[0].query_ids)
     fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
     note(
-        f"Means over {rows[0].n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
+        f"Means over {n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
         f"paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than "
         "re-ranking with as many calls, query by query."
     )
@@ -129,7 +133,7 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
             beside = "That is beside re-ranking BM25's best. --first bm25,dense compares with a dual encoder's"
             note(f"{beside}; scores are kept.")
     ks = [int(name.removeprefix("recall@")) for name in measures if name.startswith("recall@")]
-    if any(row.budget and row.budget < max(ks) for row in rows):
+    if any(0 < row.run.settings.get("budget", 0) < max(ks) for row in rows):
         note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
 
 

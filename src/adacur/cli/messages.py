@@ -24,7 +24,7 @@ from adacur.errors import AdacurError
 from adacur.results import Hits
 
 KEPT = "What is finished is kept: run the same command again to continue."
-_CONTINUED = {"build", "evaluate", "try"}
+_CONTINUED = {"build", "evaluate", "match", "try"}
 
 
 class _PlainConsole(Console):

@@ -165,6 +165,15 @@ def as_items(
     return [Item(id=str(number), text=text) for number, text in enumerate(texts)]
 
 
+def read_rows(path: str | Path, *, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each row of a table is, and its fields as they are; `fields` are names that a header is known by."""
+    file = _find(path, "corpus")
+    usual = ("id", "_id", "name", "title", "text", "description", "brand", "price")
+    known = _Fields("item", ids=usual[:2], texts=usual, id_field=None, text_fields=tuple(fields))
+    with reading(file):
+        yield from ((f"{file}, line {line}", row) for line, row in _rows(file, known))
+
+
 def joined(parts: Iterable[str]) -> str:
     """Title and text as one: ". " stands between them, or a space where the title ends as a sentence does."""
     text = ""

@@ -318,22 +318,26 @@ class _Batch:
 
 
 class KnownRows:
-    """Reads features of items from a device, but for those that came with a choice of items or were read last."""
+    """Reads features of one query's scored items from a device, but for those that are known already."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
-        self._rows: dict[int, FloatArray] = {}
+        self._at: IntArray = np.empty(0, dtype=np.intp)
+        self._rows: FloatArray = np.empty((0, features.factors.n_features + 2))
+        self._expected: dict[int, FloatArray] = {}
 
     def expect(self, positions: IntArray, rows: FloatArray) -> None:
-        """These are likely to be scored next, so that they need not be read."""
-        self._rows |= zip(positions.tolist(), rows, strict=True)
+        """These came with a choice of items, and are likely to be scored next."""
+        self._expected = dict(zip(positions.tolist(), rows, strict=True))
 
     def __call__(self, at: IntArray) -> FloatArray:
-        wanted = at.ravel().tolist()
-        if new := [place for place in wanted if place not in self._rows]:
-            self.expect(np.array(new), self._features.rows_in_memory(np.array(new)))
-        self._rows = {place: self._rows[place] for place in wanted}
-        return np.stack([self._rows[place] for place in wanted]).reshape(*at.shape, -1)
+        # Scored items only grow in number, unless a device failed meanwhile.
+        known = len(self._at) if np.array_equal(at[0, : len(self._at)], self._at) else 0
+        new = at[0, known:]
+        rows = [self._expected[place] for place in new.tolist() if place in self._expected]
+        read = np.array(rows) if len(rows) == len(new) > 0 else self._features.rows_in_memory(new)
+        self._at, self._rows = at[0], np.concatenate([self._rows[:known], read])
+        return self._rows[None]
 
 
 class _Solved(NamedTuple):

@@ -51,7 +51,9 @@ def room_for(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
     Rounded up, so that searches whose lists differ a little can be computed in one batch.
     """
     n_items, n_features = _needed(listed)
-    return -(-n_items // _ITEMS) * _ITEMS, -(-n_features // _FEATURES) * _FEATURES
+    if n_features > _FEATURES:
+        n_features = -(-n_features // _FEATURES) * _FEATURES
+    return -(-n_items // _ITEMS) * _ITEMS, n_features
 
 
 def _needed(listed: Sequence[ListedFeatures]) -> tuple[int, int]:

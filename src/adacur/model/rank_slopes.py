@@ -50,8 +50,14 @@ class RankSlopes:
 
     def features(self, lists: Sequence[IntArray]) -> ListedFeatures:
         """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first."""
-        listed = np.unique(np.concatenate([some[:RANKS_THAT_COUNT] for some in lists]))
-        return ListedFeatures(listed, rises(lists, listed), self.means, self.covariance)
+        cut = [some[:RANKS_THAT_COUNT] for some in lists]
+        listed, places = np.unique(np.concatenate(cut), return_inverse=True)
+        stages = np.repeat(np.arange(len(cut)), [len(some) for some in cut])
+        steps = np.concatenate([RISE[: len(some)] for some in cut])
+        values = np.zeros(len(listed) * len(cut))
+        # Of an item that a stage names twice, the better rank counts.
+        np.maximum.at(values, places * len(cut) + stages, steps)
+        return ListedFeatures(listed, values.reshape(len(listed), len(cut)), self.means, self.covariance)
 
     @classmethod
     def fitted(

@@ -213,9 +213,11 @@ class Advice:
         found = recalls[str(first)]
         others = ", ".join(f"{name} {of.value:.2f}" for name, of in recalls.items() if name != first)
         more = f"; {others}" if others else ""
+        if len(recalls) == 1:
+            return Answer("first stage", first, f"{first}.{without}", found)
         words = (
             f"{first}: its best {self.plan.whole(largest)} have {found.value:.2f} ({found.low:.2f} to "
-            f"{found.high:.2f}) of the scorer's best {self.plan.whole(self.plan.k)}{more}.{without}"
+            f"{found.high:.2f}) of the best {self.plan.whole(self.plan.k)} that any way found{more}.{without}"
         )
         return Answer("first stage", first, words, found)
 

@@ -18,39 +18,28 @@ JUDGED = "nDCG@10"
 OWN_ORDER = f"{JUDGED} in the scorer's order"
 # The method that calls no scorer, and the one that needs no index.
 ALONE, RERANK = "first", "rerank"
-_DEFAULT_METHOD = "gaussian"
 # Where all items are scored, a gain this large must not be overlooked.
 _OVERLOOKED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run as a table shows it: its price, its measures, and how far it is from the rival at the same budget.
+    """One run as a table shows it: its measures, and how far it is from the rival at the same budget."""
 
-    `paid` is the number of scorer calls before the first search: anchor queries × items.
-    """
-
-    method: str
-    first: str | None
-    budget: int | None
-    rounds: int | None
-    anchors: int | None
-    paid: int
-    n_queries: int
+    run: Run
     means: Mapping[str, Mean]
     differences: Mapping[str, Mean]
 
     @property
     def name(self) -> str:
         """The method and what it starts from."""
-        return f"{self.method} · {self.first}" if self.first else self.method
+        first = self.run.settings.get("first")
+        return f"{self.run.method} · {first}" if first else self.run.method
 
-
-def measures_of(runs: Sequence[Run]) -> list[str]:
-    """The recalls by k, then judged quality: the two numbers always stand together."""
-    recalls = {name for run in runs for name in run.measures if name.startswith("recall@")}
-    judged = [JUDGED] if any(_is_judged(run) for run in runs) else []
-    return [*sorted(recalls, key=lambda name: int(name.removeprefix("recall@"))), *judged]
+    @property
+    def paid(self) -> int:
+        """Scorer calls before the first search: anchor queries × items."""
+        return int(self.run.settings.get("anchors", 0)) * int(self.run.made["items"])
 
 
 def compare(runs: Sequence[Run], *, rival: str = RERANK) -> list[Row]:
@@ -58,51 +47,39 @@ def compare(runs: Sequence[Run], *, rival: str = RERANK) -> list[Row]:
 
     The rival "first" has one: all first stages joined, with 0 calls.
     """
-    measures = measures_of(runs)
-    # What every other run must be better than: the most first stages joined.
-    alone = max(
-        (run for run in runs if run.method == ALONE),
-        key=lambda run: run.settings["first"].count(SEPARATOR),
-        default=None,
-    )
+    measures = _measures_of(runs)
+    of_rival = [run for run in runs if run.method == rival]
     rows = []
     for run in sorted(runs, key=lambda run: run.settings.get("budget", np.inf)):
-        price = [run.settings.get(name) for name in ("budget", "first")]
-        rivals = (one for one in runs if one.method == rival != run.method)
-        other = next((one for one in rivals if [one.settings.get(name) for name in ("budget", "first")] == price), None)
-        if rival == ALONE:
-            other = None if run is alone else alone
-        rows.append(
-            Row(
-                method=run.method,
-                first=run.settings.get("first"),
-                budget=run.settings.get("budget"),
-                rounds=run.settings.get("rounds"),
-                anchors=run.settings.get("anchors"),
-                paid=int(run.settings.get("anchors", 0)) * int(run.made["items"]),
-                n_queries=len(run.query_ids),
-                means={name: mean_of(run.values(name)) for name in measures if _has(run, name)},
-                differences={
-                    name: paired_difference(run, other, name)
-                    for name in measures
-                    if other is not None and _has(run, name) and _has(other, name)
-                },
-            )
-        )
+        same = [one for one in of_rival if all(one.settings.get(of) == run.settings.get(of) for of in _PRICE)]
+        other = _most_joined(of_rival) if rival == ALONE else next(iter(same), None)
+        # A rival has none, and all joined is not compared with itself.
+        is_rival = run is other if rival == ALONE else run.method == rival
+        differences = {} if other is None or is_rival else _differences(run, other, measures)
+        means = {name: mean_of(run.values(name)) for name in measures if _has(run, name)}
+        rows.append(Row(run, means, differences))
     return rows
 
 
+_PRICE = ("budget", "first")
+
+
+def _differences(run: Run, other: Run, measures: Iterable[str]) -> dict[str, Mean]:
+    both = (name for name in measures if _has(run, name) and _has(other, name))
+    return {name: paired_difference(run, other, name) for name in both}
+
+
 def verdict(runs: Sequence[Run]) -> str:
-    """In a few sentences: whether the scorer is worth any call, an index its price, and more depth its calls.
+    """In two sentences: whether the scorer is worth any call, and more depth its calls.
 
     What was not run, or not judged, is left out.
     """
-    return " ".join(filter(None, (worth(runs), index_worth(runs), depth(runs))))
+    return " ".join(filter(None, (worth(runs), depth(runs))))
 
 
 def worth(runs: Sequence[Run]) -> str:
     """Whether the scorer is worth its calls, by judgements: the best way to spend them against the best without any."""
-    judged = [run for run in runs if _is_judged(run)]
+    judged = [run for run in runs if _has(run, JUDGED)]
     # The best of what costs nothing, joined or not: a scorer that only mends a bad start is not worth its calls.
     alone = max((run for run in judged if run.method == ALONE), key=_quality, default=None)
     spent = [run for run in judged if run.settings.get("budget")]
@@ -110,73 +87,16 @@ def worth(runs: Sequence[Run]) -> str:
         return ""
     best = max(spent, key=_quality)
     # Of many runs the best is flattered: the interval is that of all of them together.
-    gain = _together([(best, alone)], [JUDGED], level=1 - 0.05 / len(spent), samples=10_000)
-    answer = (
-        f"{gain.n} judged queries cannot tell; use at least {FEWEST_QUERIES} (--queries)"
-        if gain.n < FEWEST_QUERIES
-        else "Yes"
-        if gain.low > 0
-        else "No: use none here"
-        if gain.high < MATTERS
-        else f"No gain is proved on {gain.n} judged queries; use none, or more of them (--queries)"
-    )
+    gain = _change(best, alone, JUDGED, level=1 - 0.05 / len(spent), samples=10_000)
+    unproved = f"No gain is proved on {gain.n} judged queries; use none, or more of them (--queries)"
+    answer = "Yes" if gain.low > 0 else "No: use none here" if gain.high < MATTERS else unproved
     fuse = f", fuse {best.settings['fuse']:g}" if best.settings.get("fuse") else ""
     return (
-        f"Is the scorer worth its calls? {answer}. {alone.settings['first']} alone, 0 calls: {JUDGED} "
+        f"Is the scorer worth its calls? {_told(gain, answer)}. {alone.settings['first']} alone, 0 calls: {JUDGED} "
         f"{_quality(alone):.3f}; {best.method} ({best.settings['first']} first{fuse}), "
         f"{best.settings['budget']} calls, the best of {len(spent)}: {gain.value:+.3f} (95 % {gain.low:+.3f} to "
         f"{gain.high:+.3f})."
     )
-
-
-def index_worth(runs: Sequence[Run]) -> str:
-    """Whether an index finds more than the strongest re-ranking; empty where none was run.
-
-    The default method, or the best of the others where it was not run, is compared over all budgets and k together.
-    """
-    lines: dict[tuple[str, str], dict[int, Run]] = {}
-    for run in runs:
-        if run.settings.get("budget"):
-            lines.setdefault((run.method, run.settings["first"]), {})[run.settings["budget"]] = run
-    recalls = [name for name in measures_of(runs) if name != JUDGED]
-    rivals = [key for key in lines if key[0] == RERANK]
-    usual = [key for key in lines if key[0] == _DEFAULT_METHOD]
-    contest = usual or [key for key in lines if key[0] != RERANK]
-    if not rivals or not contest:
-        return ""
-
-    def finds(key: tuple[str, str]) -> float:
-        return float(np.mean([run.values(name).mean() for run in lines[key].values() for name in recalls]))
-
-    best, strongest = max(contest, key=finds), max(rivals, key=finds)
-    shared = sorted(lines[best].keys() & lines[strongest].keys())
-    pairs = [(lines[best][budget], lines[strongest][budget]) for budget in shared]
-    gain = _together(pairs, recalls)
-    if gain.n < FEWEST_QUERIES:
-        return f"Is an index worth it? {gain.n} queries cannot tell; use at least {FEWEST_QUERIES} (--queries)."
-    answer = (
-        "Yes, by recall"
-        if gain.low > 0
-        else f"No: {RERANK} finds as much or more"
-        if gain.high <= 0
-        else f"{gain.n} queries cannot tell; use more (--queries)"
-    )
-    anchors, items = int(pairs[0][0].settings.get("anchors", 0)), int(pairs[0][0].made["items"])
-    parts = [
-        f"Is an index worth it? {answer}. {best[0]} ({best[1]} first) against {strongest[0]} ({strongest[1]} first): "
-        f"{gain.value:+.3f} of the scorer's top k (95 % {gain.low:+.3f} to {gain.high:+.3f}), the mean over budgets "
-        f"{_listed(shared)} and k = {_listed(name.removeprefix('recall@') for name in recalls)} on {gain.n} queries."
-    ]
-    if any(_is_judged(run) for pair in pairs for run in pair):
-        judged = _together(pairs, [JUDGED])
-        moves = "rises" if judged.low > 0 else "falls" if judged.high < 0 else "does not change for certain"
-        parts.append(f"{JUDGED} {moves}: {judged.change()} on {judged.n} judged queries.")
-    else:
-        parts.append(f"{JUDGED} was not measured, so whether people would notice is open.")
-    parts.append(f"Paid beforehand: {anchors} anchor queries × {items:,} items = {anchors * items:,} calls.")
-    if len(contest) > 1:
-        parts.append(f"It was picked as the best of {len(contest)} on these same queries, which flatters it a little.")
-    return " ".join(parts)
 
 
 def depth(runs: Sequence[Run]) -> str:
@@ -184,57 +104,52 @@ def depth(runs: Sequence[Run]) -> str:
 
     A scorer that was trained on near misses alone has opinions about everything else that nobody corrected.
     """
-    judged = [run for run in runs if _is_judged(run)]
+    judged = [run for run in runs if _has(run, JUDGED)]
     exact = next((run for run in judged if run.method == "exact"), None)
     # The most that one would re-rank, from the most first stages joined.
-    reranked = max(
-        (run for run in judged if run.method == RERANK),
-        key=lambda run: (run.settings["budget"], run.settings["first"].count(SEPARATOR)),
-        default=None,
-    )
-    if exact is None or reranked is None or reranked.settings["budget"] >= exact.made["items"]:
+    most = max((run.settings["budget"] for run in judged if run.method == RERANK), default=0)
+    reranked = _most_joined([run for run in judged if run.method == RERANK and run.settings["budget"] == most])
+    if exact is None or reranked is None or most >= exact.made["items"]:
         return ""
-    change = _together([(exact, reranked)], [OWN_ORDER])
-    answer = (
-        f"{change.n} judged queries cannot tell; use at least {FEWEST_QUERIES} (--queries)"
-        if change.n < FEWEST_QUERIES
-        else "No: mend it first (adacur train cross-encoder), or keep to a pool of the first stage's best"
-        if change.high < 0 and change.value <= -MATTERS
-        else "Yes, deeper is better"
-        if change.low > 0 and change.value >= MATTERS
-        else f"Too wide an interval to tell on {change.n} judged queries; use more (--queries)"
-        if max(change.high, -change.low) > _OVERLOOKED
-        else "Deeper is neither better nor worse for certain"
-    )
+    change = _change(exact, reranked, OWN_ORDER)
+    if change.high < 0 and change.value <= -MATTERS:
+        answer = "No: mend it first (adacur train cross-encoder), or keep to a pool of the first stage's best"
+    elif change.low > 0 and change.value >= MATTERS:
+        answer = "Yes, deeper is better"
+    elif max(change.high, -change.low) > _OVERLOOKED:
+        answer = f"Too wide an interval to tell on {change.n} judged queries; use more (--queries)"
+    else:
+        answer = "Deeper is neither better nor worse for certain"
     return (
-        f"Can the scorer be searched? {answer}. From {reranked.settings['first']}'s best "
-        f"{reranked.settings['budget']} to all {exact.made['items']:,} items {JUDGED} in the scorer's own order "
-        f"changes by {change.change()}."
+        f"Can the scorer be searched? {_told(change, answer)}. From {reranked.settings['first']}'s best {most} to all "
+        f"{exact.made['items']:,} items {JUDGED} in the scorer's own order changes by {change.change()}."
     )
+
+
+def _told(mean: Mean, answer: str) -> str:
+    """The answer, where there are queries enough for one."""
+    few = f"{mean.n} judged queries cannot tell; use at least {FEWEST_QUERIES} (--queries)"
+    return few if mean.n < FEWEST_QUERIES else answer
+
+
+def _measures_of(runs: Sequence[Run]) -> list[str]:
+    """The recalls by k, then judged quality: the two numbers always stand together."""
+    recalls = {name for run in runs for name in run.measures if name.startswith("recall@")}
+    judged = [JUDGED] if any(_has(run, JUDGED) for run in runs) else []
+    return [*sorted(recalls, key=lambda name: int(name.removeprefix("recall@"))), *judged]
+
+
+def _most_joined(runs: Iterable[Run]) -> Run | None:
+    return max(runs, key=lambda run: run.settings["first"].count(SEPARATOR), default=None)
 
 
 def _has(run: Run, measure: str) -> bool:
     return measure in run.measures and len(run.values(measure)) > 0
 
 
-def _is_judged(run: Run) -> bool:
-    return _has(run, JUDGED)
-
-
 def _quality(run: Run) -> float:
     return float(run.values(JUDGED).mean())
 
 
-def _together(pairs: Sequence[tuple[Run, Run]], measures: Sequence[str], **interval: Any) -> Mean:
-    """The mean difference over all pairs of runs and measures: one value per query."""
-    by_query: dict[str, list[float]] = {}
-    for left, right in pairs:
-        for measure in measures:
-            for id_, difference in differences_by_query(left, right, measure).items():
-                by_query.setdefault(id_, []).append(difference)
-    return mean_of(np.array([np.mean(of_query) for of_query in by_query.values()]), **interval)
-
-
-def _listed(values: Iterable[object]) -> str:
-    *others, last = map(str, values)
-    return f"{', '.join(others)} and {last}" if others else last
+def _change(left: Run, right: Run, measure: str, **interval: Any) -> Mean:
+    return mean_of(np.array(list(differences_by_query(left, right, measure).values())), **interval)

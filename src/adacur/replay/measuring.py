@@ -1,8 +1,7 @@
 """What a trial scored, and what follows from it: quality and recall of every way to search within it.
 
-Of each query the first stages' best are scored, what a search asks for, everything judged relevant, and a few hundred
-random items, which stand for all that is in none of these. More judged queries are scored less deep, to tell what the
-scorer is worth; their values are NaN where they were not scored.
+Of each query the first stages' best are scored, and what a search asks for. More judged queries are scored less deep,
+to tell what the scorer is worth; their values are NaN where they were not scored.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from adacur.replay.known import KnownScores
 from adacur.replay.material import Material
 from adacur.replay.means import FEWEST_QUERIES
 from adacur.replay.measures import can_judge, telling_queries
-from adacur.replay.searches import Asked, Searches, Way, all_scored
+from adacur.replay.searches import Asked, Searches, Way
 from adacur.replay.trial_sizes import TrialSizes
 from adacur.scorers import Cached, MatrixScorer
 from adacur.search import AnchorIndex
@@ -35,8 +34,7 @@ _SHOWN = 10
 class Measured:
     """Searches for the queries that were scored in time, among what was scored of them, a row of `scores` each.
 
-    `asked` are all queries, of which the first are `queries`: the random items, the first of all, are scored for these
-    alone, and of the others the first stages' best `shallow`.
+    `asked` are all queries, of which the first are `queries`; of others the first stages' best `shallow` are scored.
     """
 
     def __init__(
@@ -54,12 +52,13 @@ class Measured:
         self.queries = asked[: plan.n_queries]
         self.stages = tuple(stages)
         self.predicts = index.snapshot.item_vectors() is not None
-        judged = telling_queries(asked, material.items, material.qrels)
-        self.is_judged = len(judged) >= min(FEWEST_QUERIES, len(self.queries)) and can_judge()
+        n_judged = len(telling_queries(asked, material.items, material.qrels))
+        self.is_judged = n_judged >= min(FEWEST_QUERIES, len(self.queries)) and can_judge()
+        best = [np.sort(row[~np.isnan(row)])[::-1] for row in scores[: len(self.queries)]]
         given: dict[str, Any] = {"k": _SHOWN, "stages": stages, "qrels": material.qrels}
-        given["scorer"] = KnownScores(asked, material.items, scores.T)
-        self._all = Searches(index.anchors, asked, **given)
-        self._deep = Searches(index.anchors, self.queries, **given, least=lambda _: self._least(scores, judged))
+        given |= {"scorer": KnownScores(asked, material.items, scores.T)}
+        given |= {"least": lambda k: np.array([of_query[min(k, len(of_query)) - 1] for of_query in best])}
+        self._all, self._deep = (Searches(index.anchors, some, **given) for some in (asked, self.queries))
 
     def budgets(self) -> tuple[int, ...]:
         """The calls that are compared, fewest first."""
@@ -70,10 +69,7 @@ class Measured:
         return Way("gaussian", self.stages[-1], self.plan.budget)
 
     def recalls(self, way: Way) -> FloatArray:
-        """The share of the scorer's best k of all items that is found, estimated query by query.
-
-        A little too high: where a random item is among the best, all that it stands for count as k items at most.
-        """
+        """Of each query, the share of the best k of all that was scored for it: what no way found is not missed."""
         return self._deep.recalls(way, self.plan.k)
 
     def quality(self, way: Way) -> FloatArray:
@@ -83,28 +79,6 @@ class Measured:
         of_way = (self._deep if is_deep else self._all).quality(way)
         values[: len(of_way)] = of_way
         return values
-
-    def _least(self, scores: FloatArray, judged: Mapping[Query, Any]) -> FloatArray:
-        """Of each query, the score that the best k of all items have at least, as far as the random items tell."""
-        drawn, least = np.arange(scores.shape[1]) < self.plan.grid, []
-        stages = [stage for stage in self._deep.stages.values() if stage]
-        lists = [stage.search(self.queries, self.plan.budget) for stage in stages]
-        searched = self._deep.scored(self.searched()) if self.predicts else []
-        for row, query in enumerate(self.queries):
-            weights = np.ones(len(drawn))
-            # With every item scored there is nothing to estimate.
-            if not drawn.all():
-                looked_at = np.zeros(len(drawn), dtype=np.bool_)
-                some = [answers[row].positions for answers in lists]
-                some += [all_scored(hits)[0] for hits in searched[row : row + 1]]
-                looked_at[np.concatenate([*some, judged.get(query, some[0][:0])])] = True
-                random = drawn & ~looked_at
-                weights[random] = (~looked_at).sum() / max(1, random.sum())
-            # NaN, what was not scored, comes last.
-            order = np.argsort(-scores[row], kind="stable")[: np.count_nonzero(~np.isnan(scores[row]))]
-            last = min(int(np.searchsorted(np.cumsum(weights[order]), self.plan.k - 1e-9)), len(order) - 1)
-            least.append(scores[row, order[last]])
-        return np.array(least)
 
 
 def measure(
@@ -127,8 +101,7 @@ def measure(
     depth = min(len(items), max(plan.budget, LISTED))
     stages = {name: Asked(index.first_stage(name)) for name in names}
     lists = [stage.search(queries, depth) for stage in stages.values()]
-    relevant = telling_queries(queries, items, material.qrels)
-    grid, n_done = np.arange(plan.grid), 0
+    n_done = 0
     predicts = index.snapshot.item_vectors() is not None
     with tqdm(total=plan.pairs, desc="scoring", unit=" pairs", unit_scale=True, disable=not progress) as bar:
         for row, query in enumerate(queries):
@@ -138,7 +111,7 @@ def measure(
                 break
             budget = plan.budget if is_deep else plan.shallow
             parts = [answers[row].positions[:budget] for answers in lists]
-            wanted = np.unique(np.concatenate([*parts, *((grid, relevant.get(query, grid)) if is_deep else ())]))
+            wanted = np.unique(np.concatenate(parts))
             # A list that is too short is topped up at random.
             short = [stage for stage, part in zip(stages.values(), parts, strict=True) if len(part) < budget]
             ways: list[dict[str, Any]] = [{"method": "rerank", "first": stage} for stage in short]

@@ -25,9 +25,7 @@ _MOST_TIMED = 3.0
 # Encoding may take this share of the time; if it would take more, fewer items are used.
 _ENCODING = 0.4
 _SPARE = 0.9
-# Calls per question and items of the grid, in the order in which they are given up where time is short.
-_CHOICES = ((BUDGET, 300), (BUDGET, 150), (BUDGET // 2, 150), (BUDGET // 2, 60), (BUDGET // 2, 30))
-_MOST_QUERIES, _MOST_GRID, _FEWEST_CALLS = 60, 2000, 20
+_MOST_QUERIES, _FEWEST_CALLS = 60, 20
 _PER_STAGE = 0.75
 # What a search without anchor queries scores beyond the lists of the first stages.
 _BEYOND = 0.3
@@ -41,8 +39,8 @@ class TrialSizes:
     """What a trial will do: the sizes, the pairs to score, and how long that takes.
 
     `n_used` of `n_items` items are used. Each of `n_queries` queries is scored against the first stages' best
-    `budget`, and against `grid` items drawn at random; `n_more` judged ones against the best `shallow` only. Timing the
-    scorer took `timed` calls. Quantities of the sample stand for 1 / `share` times as many of all items: its best `k`
+    `budget`; `n_more` judged ones against the best `shallow` only. Timing the scorer took `timed` calls. Quantities of
+    the sample stand for 1 / `share` times as many of all items: its best `k`
     and its `budget` are those of the whole, cut to it.
     """
 
@@ -54,7 +52,6 @@ class TrialSizes:
     first: tuple[str, ...]
     k: int
     budget: int
-    grid: int
     pairs: int
     pairs_per_second: float
     timed: int
@@ -81,14 +78,13 @@ class TrialSizes:
     def summary(self) -> str:
         """One sentence: what is scored, and in what time."""
         sample = f"a sample of {self.n_used:,} of the {self.n_items:,}" if self.share < 1 else f"all {self.n_items:,}"
-        encoding = f"encode {sample} items ({duration(self.encoding_seconds)}), " if self.encoding_seconds else ""
-        among = "" if encoding else f" of {sample} items"
+        encoding = f"encode the items ({duration(self.encoding_seconds)}), " if self.encoding_seconds else ""
         judged = f" ({min(self.n_judged, self.n_queries)} judged)" if self.n_judged else ""
         more = f"; {self.n_more} more judged queries × the best {self.shallow}" if self.n_more else ""
         return (
-            f"Plan: {encoding}score {self.pairs:,} pairs at {pace(self.pairs_per_second)}: {self.n_queries} "
-            f"queries{judged} × the best {self.budget} of {' and '.join(self.first)}, and {self.grid} random "
-            f"items{among}{more}. That takes {duration_range(self.low, self.high)}."
+            f"Plan: {encoding}score {self.pairs:,} pairs of {sample} items at {pace(self.pairs_per_second)}: "
+            f"{self.n_queries} queries{judged} × the best {self.budget} of {' and '.join(self.first)}{more}. That "
+            f"takes {duration_range(self.low, self.high)}."
         )
 
 
@@ -131,14 +127,14 @@ def plan_trial(
     fewest = min(FEWEST_QUERIES, available)
     most_deep = min(available, _MOST_QUERIES)
     shares = ((1 - _PROOF) * (judged > fewest), 1.0)
-    for share, (largest, random_items) in product(shares, _CHOICES):
+    # Where time is short, fewer calls a question are tried.
+    for share, largest in product(shares, (BUDGET, BUDGET // 2)):
         budget = max(min(_FEWEST_CALLS, n_used // 3), min(round(largest * used), n_used // 3))
-        listed, grid = per_budget * budget, min(random_items, n_used)
-        n_queries = min(most_deep, int(share * pairs / (listed + grid)))
+        n_queries = min(most_deep, int(share * pairs / (per_budget * budget)))
         if n_queries >= fewest:
             break
     else:
-        needed = int(fewest * (listed + grid)) + 1
+        needed = int(fewest * per_budget * budget) + 1
         can = f"{max(0, pairs):,} can be scored at {pace(speed.mean)}"
         short = f"the least is {fewest} queries, {needed:,} pairs, and {can}."
         if calls is not None and calls <= affordable:
@@ -148,9 +144,7 @@ def plan_trial(
             f"{minutes:g} minutes are too few to tell anything: {short} Give about {wall} (--minutes {wall}), cut "
             "items to fewer tokens (--max-item-tokens), or take a faster scorer or a quieter machine."
         )
-    if n_queries == most_deep:
-        grid = min(n_used, _MOST_GRID, int(share * pairs / n_queries - listed))
-    n_pairs = int(n_queries * (listed + grid))
+    n_pairs = int(n_queries * per_budget * budget)
     per_query = _shallow(budget) * (1 if encoder is None else 2 * _PER_STAGE)
     n_more = max(0, min(judged - n_queries, int((pairs - n_pairs) / per_query)))
     n_pairs += int(n_more * per_query)
@@ -166,7 +160,6 @@ def plan_trial(
         first=stages,
         k=max(1, min(round(K * used), budget // 2)),
         budget=budget,
-        grid=grid,
         pairs=n_pairs,
         pairs_per_second=speed.mean,
         timed=speed.calls_used,

@@ -46,16 +46,6 @@ _DUAL_ENCODER = (
     "is a dual encoder: it embeds each text by itself and scores no pairs. Give a cross-encoder; this one can serve as "
     "the `encoder` of the dense first stage"
 )
-# Of these some can be called, but not with pairs.
-_NOT_FUNCTIONS = {
-    ("langchain_core", "BaseCrossEncoder"),
-    ("langchain_core", "BaseDocumentCompressor"),
-    ("langchain_core", "Embeddings"),
-    ("pyterrier", "Transformer"),
-    ("rerankers", "BaseRanker"),
-    ("torch", "Module"),
-    ("transformers", "Pipeline"),
-}
 _WHAT_TO_GIVE = (
     "Give a scorer; a function of (query text, item text) pairs, or its 'module:function'; a sentence-transformers "
     "CrossEncoder; a name that `adacur fetch` lists; an .onnx file or the folder of a model; a hub name 'org/name'; or "
@@ -79,7 +69,7 @@ def scorer(source: Any, **options: Any) -> Scorer:
       `SentenceTransformersScorer`. Without torch, the checkpoint's onnx/model.onnx, where there is one:
       `OnnxCrossEncoder`;
     - the URL of a rerank server: `HttpScorer`;
-    - the URL of a language model, with kind="judge" or ending in /chat/completions or /completions: `JudgeScorer`.
+    - the URL of a language model, with kind="judge" or ending in /chat/completions: `JudgeScorer`.
     """
     if isinstance(source, Scorer) and not isinstance(source, type):
         if options:
@@ -201,11 +191,9 @@ def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
     ancestors = {(ancestor.__module__.split(".")[0], ancestor.__name__) for ancestor in type(source).__mro__}
     if _CROSS_ENCODER in ancestors:
         return _open(SentenceTransformersScorer, source, options)
-    if ancestors & _NOT_FUNCTIONS:
+    if ("torch", "Module") in ancestors:
         raise InputError(
-            f"An object of type {type(source).__name__} does not score pairs of texts as it is. Give the folder or hub "
-            "name of its checkpoint, a sentence_transformers.CrossEncoder, or a function of pairs: "
-            "adacur.scorer(lambda pairs: …, name='…')."
+            f"A {type(source).__name__} does not score pairs of texts. Give a function of pairs around it."
         )
     if callable(source):
         return _open(FunctionScorer, source, options)

@@ -42,8 +42,8 @@ class Cached(Wrapping):
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
     every `save_every` pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are
-    returned all the same, with a `CacheWarning`. Callers that need one unknown pair at the same moment may each pay
-    for it.
+    returned all the same, with a `CacheWarning`; with `must_keep` that is an error, so that no more is paid. Callers
+    that need one unknown pair at the same moment may each pay for it.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Cached(Wrapping):
         *,
         key: str | None = None,
         save_every: int = 16_384,
+        must_keep: bool = False,
     ) -> None:
         if not isinstance(scorer, Scorer):
             raise InputError(
@@ -62,6 +63,7 @@ class Cached(Wrapping):
         self.hits = 0
         self.misses = 0
         self._save_every = save_every
+        self._must_keep = must_keep
         if isinstance(known, str | Path):
             known = ScoreFile(Path(known), identity=_identity(scorer, key))
         self._known: KnownScores = ScoresInMemory() if known is None else known
@@ -92,10 +94,14 @@ class Cached(Wrapping):
             await asyncio.to_thread(self._keep, part, answers, scores)
         return _in_order(scores, keys)
 
-    def close(self) -> None:
-        """Close the scorer, if it can be closed, and the file, which the next look-up would open again."""
+    def close_file(self) -> None:
+        """Close the file alone, which the next look-up would open again."""
         if isinstance(self._known, ScoreFile):
             self._known.close()
+
+    def close(self) -> None:
+        """Close the scorer, if it can be closed, and the file, which the next look-up would open again."""
+        self.close_file()
         super().close()
 
     def _unknown(
@@ -127,6 +133,8 @@ class Cached(Wrapping):
         try:
             self._known.add(list(part), paid)
         except AdacurError as error:
+            if self._must_keep:
+                raise
             # Paid for and correct: the answer goes to the caller whatever becomes of the copy.
             warnings.warn(
                 f"{len(part)} scores were not stored and will be paid for again. {error}", CacheWarning, stacklevel=3

@@ -120,14 +120,6 @@ class HttpScorer(RemoteScorer):
     def __repr__(self) -> str:
         return f"HttpScorer({self.url!r}, kind={self.kind!r}, model={self.model!r}, batch_size={self.batch_size})"
 
-    def score(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order."""
-        return self._looked_at(super().score(pairs))
-
-    async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
-        """One score per pair, in order; cancelling it cancels its requests."""
-        return self._looked_at(await super().ascore(pairs))
-
     def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
         """Distinct texts of one query at a time, in batches that the server takes."""
         batches: list[list[Pair]] = []
@@ -159,6 +151,8 @@ class HttpScorer(RemoteScorer):
             n_scores = f"{len(answers)} scores for {len(batch)} texts{lost}"
             raise ScoreCountError(f"{self.url} returned {n_scores}.{where(batch)}")
         values = np.array([scores[at] for at in range(len(batch))], dtype=np.float64)
+        if self._promised_raw:
+            self._look_at(values)
         given: list[float] = (self._logits(values, batch) if self._takes_logits else values).tolist()
         return given
 
@@ -175,23 +169,20 @@ class HttpScorer(RemoteScorer):
         logits: FloatArray = np.log(inside) - np.log1p(-inside)
         return logits
 
-    def _looked_at(self, scores: FloatArray) -> FloatArray:
+    def _look_at(self, scores: FloatArray) -> None:
         """Warn, once, when scores that were promised raw have all been between 0 and 1."""
-        if self._promised_raw and scores.size:
-            # Threads may miscount by a few: nothing hangs on the exact number.
-            self._n_like_probabilities += scores.size
-            if not ((scores >= 0) & (scores <= 1)).all():
-                self._promised_raw = False
-            elif self._n_like_probabilities >= _ENOUGH_TO_TELL:
-                self._promised_raw = False
-                warnings.warn(
-                    f"A {self.kind} server should answer with logits, but the first {self._n_like_probabilities} "
-                    f"scores of {self.url} all lie between 0 and 1, as probabilities do. Open it with "
-                    "scores='probability' to search by their logits, or with scores='raw' if they are raw.",
-                    ProbabilityWarning,
-                    stacklevel=3,
-                )
-        return scores
+        self._n_like_probabilities += scores.size
+        if not ((scores >= 0) & (scores <= 1)).all():
+            self._promised_raw = False
+        elif self._n_like_probabilities >= _ENOUGH_TO_TELL:
+            self._promised_raw = False
+            warnings.warn(
+                f"A {self.kind} server should answer with logits, but the first {self._n_like_probabilities} "
+                f"scores of {self.url} all lie between 0 and 1, as probabilities do. Open it with "
+                "scores='probability' to search by their logits, or with scores='raw' if they are raw.",
+                ProbabilityWarning,
+                stacklevel=2,
+            )
 
 
 def _checked_instruction(instruction: str | None, kind: str) -> str | None:

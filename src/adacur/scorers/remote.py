@@ -256,18 +256,13 @@ def checked_extra(
 ) -> dict[str, Any]:
     """More fields for requests, given or remembered in a URL; none that is `taken`."""
     try:
-        fields = json.loads(remembered.get("extra", "{}")) if extra is None else extra
-        json.dumps(fields, allow_nan=False)
+        given = json.loads(remembered.get("extra", "{}")) if extra is None else extra
+        fields: dict[str, Any] = json.loads(json.dumps(dict(given), allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise InputError(f"extra must be fields that JSON can hold: {error}.") from error
-    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-        raise InputError(f"extra must be a mapping from names of fields to values; got {type(fields).__name__}.")
+        raise InputError(f"extra must be a mapping from names of fields to values that JSON has: {error}.") from error
     if both := sorted(taken & fields.keys()):
-        raise InputError(
-            f"extra must not have fields that are set here ({', '.join(sorted(taken))}); got {both[0]!r}. Most of them "
-            "have an option of their own."
-        )
-    return dict(fields)
+        raise InputError(f"extra must not have fields that are set here; got {both[0]!r}. Is there an option for it?")
+    return fields
 
 
 def _may_pass(error: BaseException) -> bool:

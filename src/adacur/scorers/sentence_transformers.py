@@ -21,7 +21,7 @@ from adacur.records import Pair
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
-from adacur.scorers.cross_encoders.weights import tensors_digest, weights_hash, with_effect
+from adacur.scorers.cross_encoders.weights import tensors_digest, weight_files, weights_hash, with_effect
 from adacur.scorers.wrapping import Closing
 
 _EXTRA = "sentence-transformers"
@@ -45,15 +45,13 @@ class SentenceTransformersScorer(Closing):
         model: Any,
         *,
         batch_size: int = 32,
-        max_tokens: int | None = None,
         device: str | None = None,
         name: str | None = None,
         source: str | None = None,
     ) -> None:
         at_least(1, batch_size=batch_size)
-        is_ours = isinstance(model, str | Path)
         self._folder: Path | None = None
-        if is_ours:
+        if isinstance(model, str | Path):
             require("sentence_transformers", extra=_EXTRA)
             self._folder = checkpoint_folder(model)
             origin = str(model)
@@ -75,7 +73,8 @@ class SentenceTransformersScorer(Closing):
                 f"A cross-encoder must give one logit per pair; {self._name!r} has {model.num_labels} labels."
             )
         self._batch_size = batch_size
-        self._max_tokens = _limited(model, max_tokens, may_set=is_ours)
+        limit = model.max_seq_length
+        self._max_tokens = limit if limit is not None and limit < _NO_LIMIT else None
         self._dtype = next((str(weight.dtype).removeprefix("torch.") for weight in model.parameters()), None)
         self._tokens, self._cutting = _only_items_cut(model, self._max_tokens)
         if self._tokens is not None:
@@ -121,10 +120,8 @@ class SentenceTransformersScorer(Closing):
         if self._source is None:
             raise InputError(f"It is not known where {self._name!r} comes from, so it cannot be opened elsewhere.")
         kind = getattr(self._model.device, "type", "cpu")
-        options: dict[str, Any] = {"batch_size": self._batch_size, "max_tokens": self._max_tokens, "name": self._name}
-        return Reopening(
-            partial(SentenceTransformersScorer, self._source, device=kind, **options), gpus=int(kind == "cuda")
-        )
+        again = partial(SentenceTransformersScorer, self._source, batch_size=self._batch_size, name=self._name)
+        return Reopening(partial(again, device=kind), gpus=int(kind == "cuda"))
 
     def close(self) -> None:
         """Let go of the model; the scorer cannot score any more."""
@@ -135,10 +132,8 @@ class SentenceTransformersScorer(Closing):
 
     def _weights(self) -> str | None:
         """A hash of the files, or of the weights in memory: an object may have been trained since it was loaded."""
-        if self._folder is not None:
-            files = [*self._folder.rglob("*.safetensors")] or [*self._folder.rglob("pytorch_model*.bin")]
-            if files:
-                return weights_hash(files)
+        if self._folder is not None and (files := weight_files(self._folder)):
+            return weights_hash(files)
         # Other backends than torch keep their weights out of sight.
         return tensors_digest(state)[:32] if (state := self._model.state_dict()) else None
 
@@ -179,22 +174,6 @@ def _opened(folder: Path, *, device: str | None) -> Any:
     if len(list(model.children())) == 1 and not made_for[0].endswith(("ForSequenceClassification", "ForCausalLM")):
         raise InputError(f"{folder} is a {made_for[0]}, not a cross-encoder: its head would be random.")
     return model
-
-
-def _limited(model: Any, max_tokens: int | None, *, may_set: bool) -> int | None:
-    """The tokens of a pair, set to `max_tokens` where the model is ours."""
-    limit = model.max_seq_length
-    limit = limit if limit is not None and limit < _NO_LIMIT else None
-    if max_tokens is None or max_tokens == limit:
-        return limit
-    if not may_set:
-        raise InputError(
-            f"This CrossEncoder takes {limit} tokens; set its max_seq_length, not max_tokens={max_tokens}."
-        )
-    if max_tokens < 1 or (limit is not None and max_tokens > limit):
-        raise InputError(f"max_tokens must lie between 1 and the model's limit of {limit}; got {max_tokens}.")
-    model.max_seq_length = max_tokens
-    return max_tokens
 
 
 def _only_items_cut(model: Any, max_tokens: int | None) -> tuple[PairTokenizer | None, dict[str, Any]]:

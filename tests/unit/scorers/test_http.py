@@ -205,7 +205,7 @@ def test_an_instruction_goes_where_the_service_reads_it_and_is_refused_elsewhere
         ({"instruction": "x"}, "'instruction'"),
         ({"priority": float("nan")}, "JSON"),
         ({"priority": {1}}, "JSON"),
-        ([1], "list"),
+        ([1], "JSON"),
     ],
 )
 def test_extra_fields_change_nothing_that_is_set_here(extra, told) -> None:

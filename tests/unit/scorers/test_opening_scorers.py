@@ -104,10 +104,6 @@ def ranker(folder):
     return library.Reranker(str(tiny_transformer(folder)), model_type="cross-encoder", device="cpu", verbose=0)
 
 
-def transformer(_):
-    return pytest.importorskip("pyterrier").apply.doc_score(lambda row: float(len(row["text"])))
-
-
 def test_a_cross_encoder_of_sentence_transformers_is_recognised(tmp_path, monkeypatch) -> None:
     made = cross_encoder(tmp_path)
     opened = scorer(made, name="mine")
@@ -120,11 +116,9 @@ def test_a_cross_encoder_of_sentence_transformers_is_recognised(tmp_path, monkey
     assert again.card.source == f"{__name__}:MADE", "so that an index can open it again"
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword")
-@pytest.mark.parametrize("make", [langchain_encoder, ranker, transformer])
-def test_objects_of_other_libraries_are_refused_with_the_function_that_wraps_them(make, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"function of pairs: adacur\.scorer\("):
-        scorer(make(tmp_path))
+def test_objects_of_other_libraries_are_refused(tmp_path) -> None:
+    with pytest.raises(InputError, match="card"):
+        scorer(langchain_encoder(tmp_path))
 
 
 def test_a_function_of_pairs_is_the_adapter_of_other_libraries(tmp_path) -> None:

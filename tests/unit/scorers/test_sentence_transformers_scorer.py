@@ -81,21 +81,6 @@ def test_texts_without_a_word_are_scored(folder, model) -> None:
         np.testing.assert_allclose(SentenceTransformersScorer(model).score(pairs), plain.score(pairs), atol=1e-4)
 
 
-def test_a_limit_of_tokens_is_set_on_a_model_of_ours_only(folder, model) -> None:
-    pairs = [(Query("q", words(3)), Item("i", words(60)))]
-    with (
-        TorchCrossEncoder(folder, device="cpu", max_tokens=30) as plain,
-        SentenceTransformersScorer(folder, device="cpu", max_tokens=30) as opened,
-    ):
-        np.testing.assert_allclose(opened.score(pairs), plain.score(pairs), atol=1e-4)
-        assert opened.card.max_tokens == 30
-    assert SentenceTransformersScorer(model, max_tokens=64).card.max_tokens == 64
-    with pytest.raises(InputError, match=r"takes 64 tokens.*max_tokens=30"):
-        SentenceTransformersScorer(model, max_tokens=30)
-    with pytest.raises(InputError, match="limit of 64; got 65"):
-        SentenceTransformersScorer(folder, device="cpu", max_tokens=65)
-
-
 def test_the_card_names_folder_weights_and_type(folder, model) -> None:
     with SentenceTransformersScorer(folder, device="cpu") as opened:
         card = opened.card

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +22,11 @@ from adacur.scorers.cross_encoders.checkpoints import (
     st_modules,
 )
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
-from adacur.scorers.cross_encoders.pair_prompt import ANSWERS, PairPrompt, knows_pairs, no_place_for
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, knows_pairs, no_place_for
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
 from adacur.scorers.cross_encoders.token_limit import TokenLimit, token_limit
 from adacur.scorers.cross_encoders.weights import json_in
 
-_log = logging.getLogger(__name__)
 # A prompt as one gives it: itself, a text with {query} and {item}, or messages for the chat template.
 AnyPrompt = PairPrompt | str | Sequence[Mapping[str, str]]
 # Of a template's options those that say how texts are cut and padded, which we do.
@@ -94,7 +92,7 @@ def _language_model(
     """A decoder in the precision that it was saved in.
 
     The prompt is the one given; else that of its chat template, if modules.json or the template's roles say so; else
-    that of a known reranker of this name; else a question to a chat model.
+    that of a known reranker of this name.
     """
     torch = require("torch", extra="torch")
     is_causal = architecture(folder).endswith("ForCausalLM")
@@ -106,15 +104,7 @@ def _language_model(
     tokenizer = read_tokenizer(folder)
     # Before the weights: they take longest.
     made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
-    asks = prompt is None and _is_chat_model(folder, name, tokenizer)
-    if asks:
-        # A reranker under another name, without its modules.json, looks the same.
-        _log.warning(
-            "Nothing in the files of %r says how it reads a pair, so it is asked whether the document is relevant. If "
-            "it was trained on pairs, give its own prompt=… and readout=….",
-            name,
-        )
-    read = readout or (Readout.odds(*ANSWERS) if asks else _readout(folder, name, is_causal=is_causal))
+    read = readout or _readout(folder, name, is_causal=is_causal)
     kind = "AutoModelForCausalLM" if is_causal else "AutoModelForSequenceClassification"
     model, missing = read_model(folder, kind, dtype="auto")
     check_complete(missing, folder)
@@ -161,20 +151,17 @@ def pair_prompt(
             f"The model {name!r} is a language model, {architecture(folder)}, without a chat template for pairs. Give "
             "the prompt that it was made for: prompt='… {query} … {item} …'."
         )
-    if _is_chat_model(folder, name, tokenizer):
-        return PairPrompt.of_question(tokenizer, instruction=instruction)
+    if not st_modules(folder) and architecture(folder).endswith("ForCausalLM") and not knows_pairs(tokenizer):
+        raise InputError(
+            f"Nothing in the files of {name!r} says how it reads a pair. Ask it: prompt=[{{'role': 'user', 'content': "
+            "'Query: {query}\\nDocument: {item}\\nIs it relevant? Yes or No.'}], readout=('Yes', 'No'); or give the "
+            "prompt=… and readout=… that it was trained with."
+        )
     settings = json_in(folder, "config_sentence_transformers.json")
     usual = (settings.get("prompts") or {}).get(settings.get("default_prompt_name"))
     options = (json_in(folder, "sentence_bert_config.json").get("processing_kwargs") or {}).get("chat_template") or {}
     options = {option: value for option, value in options.items() if option not in _NOT_OF_TEMPLATES}
     return PairPrompt.of_chat(tokenizer, instruction=instruction or usual, options=options)
-
-
-def _is_chat_model(folder: Path, name: str, tokenizer: Any) -> bool:
-    """Whether this is a causal model for conversations, which nothing in its folder says how to ask about a pair."""
-    is_reranker = bool(st_modules(folder)) or known_reranker(name) is not None
-    is_causal = architecture(folder).endswith("ForCausalLM")
-    return is_causal and not is_reranker and has_chat_template(folder) and not knows_pairs(tokenizer)
 
 
 def _readout(folder: Path, name: str, *, is_causal: bool) -> Readout:

@@ -15,8 +15,9 @@ from adacur.records import Item, Query
 from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.opened_model import pair_prompt
-from adacur.scorers.cross_encoders.pair_prompt import PromptPieces, knows_pairs
+from adacur.scorers.cross_encoders.pair_prompt import knows_pairs
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
+from adacur.scorers.cross_encoders.prompt_pieces import PromptPieces
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_decoder, tiny_transformer
 
 FORMATS = [
@@ -176,7 +177,6 @@ ALTERNATING = (
     [
         (LOOP, False),
         (ALTERNATING, False),
-        (PairPrompt.of_format("a {query} b {item} c").chat_template(), True),
         ("{{ messages[0].content }} {{ messages[1].content }}", True),
         ("{% for m in messages %}{{ 'Q: ' if m.role == 'query' else 'D: ' }}{{ m.content }}{% endfor %}", True),
     ],
@@ -186,22 +186,14 @@ def test_a_template_for_conversations_is_told_from_one_for_pairs(template, knows
 
 
 @pytest.mark.parametrize("template", [LOOP, ALTERNATING])
-def test_a_chat_model_is_asked_as_a_judge_asks_and_a_warning_says_so(tmp_path, template, caplog) -> None:
+def test_a_chat_model_that_says_nothing_of_pairs_takes_a_prompt(tmp_path, template) -> None:
     folder = tiny_decoder(tmp_path / "chat", kind="causal", template=template, positions=128)
-    with scorer(folder, device="cpu") as asked:
-        assert [record.levelname for record in caplog.records if "prompt=" in record.message] == ["WARNING"]
-        assert asked.readout == Readout.odds("Yes", "No")
-        assert "Judge whether the document is relevant to the query.\n\nQuery: {query}\n\n" in asked.prompt.text
-        assert asked.prompt.text.rindex("Answer with one word, Yes or No.") > asked.prompt.text.index("{item}")
-        assert "thinking" not in asked.prompt.text
-    with scorer(folder, device="cpu", instruction="Find it.") as asked:
-        assert "Find it.\n\nQuery: {query}" in asked.prompt.text
-    caplog.clear()
+    with pytest.raises(InputError, match="prompt="):
+        scorer(folder, device="cpu")
     with scorer(folder, device="cpu", prompt="w1 {query} w2 {item}") as given:
         assert given.readout == Readout.odds("yes", "no")
-    with scorer(folder, device="cpu", prompt=asked.card.prompt, readout=asked.card.readout) as again:
-        assert again.card == asked.card
-    assert not caplog.records
+    with scorer(folder, device="cpu", prompt=given.card.prompt, readout=given.card.readout) as again:
+        assert again.card == given.card
 
 
 def test_a_template_that_says_what_day_it_is_says_the_same_every_day() -> None:
@@ -246,12 +238,6 @@ def test_half_a_surrogate_pair_is_no_prompt() -> None:
 def test_a_template_that_drops_system_messages_has_no_place_for_an_instruction() -> None:
     with pytest.raises(InputError, match="'be strict' would be lost"):
         PairPrompt.of_chat(chat(LOOP.replace("messages", "messages if m.role != 'system'")), instruction="be strict")
-
-
-@pytest.mark.parametrize("text", FORMATS)
-def test_the_chat_template_of_a_prompt_makes_that_prompt(text) -> None:
-    prompt = PairPrompt.of_format(text, instruction='say "yes" \\ 🙂')
-    assert PairPrompt.of_chat(chat(prompt.chat_template())).text == prompt.text
 
 
 @pytest.mark.parametrize(

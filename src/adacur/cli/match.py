@@ -1,0 +1,102 @@
+"""`adacur match`: two tables, or the duplicates of one, with a bill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from adacur.cli import arguments as opt
+from adacur.cli.messages import note, notes, print_json, say
+from adacur.matching import MatchEstimate
+from adacur.matching import match as match_tables
+
+
+def match(
+    left: Annotated[str, Argument(help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")],
+    right: Annotated[str, Argument(help="The right table, or an index folder; the left one again for duplicates.")],
+    output: Annotated[Path | None, Option("-o", "--output", help="The pairs, as CSV; NAME.partial until then.")] = None,
+    above: Annotated[float, Option(help="The least score of a pair.")] = ...,  # type: ignore[assignment]
+    recall: Annotated[float, Option(help="The share of these pairs to find, as far as can be told.")] = 0.9,
+    calls_per_row: Annotated[int, Option(min=1, help="The most scorer calls of one row.")] = 100,
+    total_calls: Annotated[int | None, Option(min=1, help="The most scorer calls of all rows.")] = None,
+    cost: Annotated[str | None, Option(help="The most money for all, such as '5 USD'.")] = None,
+    price: opt.PriceOfScorer = None,
+    one_to_one: Annotated[bool, Option("--one-to-one", help="At most one pair of each row, the best first.")] = False,
+    scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    scorer_set: opt.ScorerSettings = None,
+    max_item_tokens: opt.MaxItemTokens = None,
+    first: Annotated[str, Option(help="First stages of the right table: bm25, dense, or both: bm25,dense.")] = "bm25",
+    encoder: Annotated[str, Option(help="Encoder of the dense first stage.")] = opt.DEFAULT_ENCODER,
+    left_text: Annotated[str | None, Option(help="Template, such as '{title} {brand}'; default: all columns.")] = None,
+    right_text: Annotated[str | None, Option(help="The same of the right table.")] = None,
+    left_id: Annotated[str | None, Option(help="Column of the id; default: id, else row numbers.")] = None,
+    right_id: Annotated[str | None, Option(help="The same of the right table.")] = None,
+    scores: Annotated[
+        Path | None, Option(help="The file that keeps every paid score; default: the output's name and .scores.")
+    ] = None,
+    learning: Annotated[bool, Option(help="Let earlier rows inform later ones.")] = True,
+    audit: Annotated[int, Option(min=0, help="Search N random rows to --audit-depth besides: a certificate.")] = 0,
+    audit_depth: Annotated[int, Option(min=1, help="How deep.")] = 100,
+    seed: opt.Seed = 0,
+    force: Annotated[bool, Option("--force", help="Replace an output that exists.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print calls, tokens, money and time; score nothing.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Find the pairs of two tables that a scorer accepts. An interrupted match continues with the same command.
+
+    Example: adacur match left.csv right.csv -o pairs.csv --above 0 --left-text '{title} {brand}'
+    """
+    if output is None and not dry_run:
+        raise typer.BadParameter("Give the file to write as --output, or --dry-run.")
+    stages = opt.comma_separated(first)
+    options: dict[str, Any] = {
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, settings=scorer_set),
+        "first": stages,
+        "encoder": encoder if "dense" in stages else None,
+        "path": scores or (output.with_name(f"{output.name}.scores") if output else None),
+    }
+    with notes.status("reading …") as status:
+        done = match_tables(
+            left,
+            right,
+            above=above,
+            recall=recall,
+            calls_per_row=calls_per_row,
+            total_calls=total_calls,
+            cost=cost,
+            price=price,
+            one_to_one=one_to_one,
+            output=output,
+            force=force,
+            left_text=left_text,
+            right_text=right_text,
+            left_id=left_id,
+            right_id=right_id,
+            learning=learning,
+            audit=audit,
+            audit_depth=audit_depth,
+            seed=seed,
+            dry_run=dry_run,
+            progress=lambda bill: status.update(str(bill)),
+            **options,
+        )
+    if isinstance(done, MatchEstimate):
+        print_json(done) if as_json else say(done.summary())
+        return
+    if as_json:
+        print_json(
+            {
+                "bill": done.bill,
+                "certificate": done.certificate,
+                "unmatched": done.unmatched,
+                "to_look_at": done.to_look_at,
+                "failed": done.failed,
+                "without_text": done.without_text,
+            }
+        )
+        return
+    say(f"{output}: {len(done):,} pairs.")
+    note(done.summary())
