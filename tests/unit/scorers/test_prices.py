@@ -64,9 +64,7 @@ def test_the_bound_covers_all_that_is_sent_around_a_pair() -> None:
             return f"Is this relevant? {query.text} {item.text} Answer Yes or No."
 
     (pair,) = pairs_of(1)
-    alone, instructed, judging = (
-        int(count_tokens(kind(), [pair])[0]) for kind in (Service, Instructed, Judging)
-    )
+    alone, instructed, judging = (int(count_tokens(kind(), [pair])[0]) for kind in (Service, Instructed, Judging))
 
     assert instructed == alone + len(Instructed.instruction)
     assert judging >= len(Judging().render(*pair)) > alone
