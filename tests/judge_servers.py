@@ -22,49 +22,44 @@ class LocalModel:
         self.model, self.tokenizer = model.eval(), tokenizer
         self._turn = threading.Lock()
 
-    def logits(self, prompt: str, *, chat: bool = True) -> np.ndarray:
+    def logits(self, prompt: str) -> np.ndarray:
         """The logits of the first token of the answer, in float64."""
         torch = pytest.importorskip("torch")
-        if chat:
-            messages = [{"role": "user", "content": prompt}]
-            prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        messages = [{"role": "user", "content": prompt}]
+        prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         tokens = self.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
         with self._turn, torch.inference_mode():
             return self.model(tokens, logits_to_keep=1).logits[0, -1].double().numpy()
 
-    def likeliest(self, prompt: str, n: int, *, chat: bool) -> list[tuple[str, float]]:
-        logits = self.logits(prompt, chat=chat)
+    def likeliest(self, prompt: str, n: int) -> list[tuple[str, float]]:
+        logits = self.logits(prompt)
         logprobs = logits - np.logaddexp.reduce(logits)
         best = np.argsort(-logprobs, kind="stable")[:n]
         return [(self.tokenizer.decode([token]), float(logprobs[token])) for token in best]
 
 
 class JudgeServer(LoopbackServer):
-    """POST /v1/chat/completions and /v1/completions, one token at a time, with logprobs."""
+    """POST /v1/chat/completions, one token at a time, with logprobs."""
 
     def __init__(self, local: LocalModel | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.local = local
 
     def answer(self, asked: Asked) -> Reply:
-        if asked.path not in ("/v1/chat/completions", "/v1/completions") or self.local is None:
+        if asked.path != "/v1/chat/completions" or self.local is None:
             return Reply(404, {"error": {"message": "Not Found"}})
         body = asked.body
         if body.get("model", MODEL) != MODEL:
             return Reply(404, {"error": {"message": "There is no such model."}})
         if (body["max_tokens"], body["temperature"]) != (1, 0):
             return Reply(400, {"error": {"message": "This server decodes one token, greedily."}})
-        if asked.path == "/v1/chat/completions":
-            choices = [self._chat_choice(body)]
-        else:
-            choices = [self._choice(at, prompt, body["logprobs"]) for at, prompt in enumerate(body["prompt"])]
-        # In any order: a client must look at the index.
-        return Reply(body={"id": "cmpl-1", "object": "text_completion", "model": MODEL, "choices": choices[::-1]})
+        choice = self._chat_choice(body)
+        return Reply(body={"id": "cmpl-1", "object": "chat.completion", "model": MODEL, "choices": [choice]})
 
     def _chat_choice(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.local is not None
         (message,) = body["messages"]
-        tokens = self.local.likeliest(message["content"], body["top_logprobs"], chat=True)
+        tokens = self.local.likeliest(message["content"], body["top_logprobs"])
         top = [{"token": token, "logprob": logprob, "bytes": list(token.encode())} for token, logprob in tokens]
         return {
             "index": 0,
@@ -72,12 +67,6 @@ class JudgeServer(LoopbackServer):
             "logprobs": {"content": [{**top[0], "top_logprobs": top}]} if body["logprobs"] else None,
             "finish_reason": "length",
         }
-
-    def _choice(self, at: int, prompt: str, n: int) -> dict[str, Any]:
-        assert self.local is not None
-        tokens = self.local.likeliest(prompt, n, chat=False)
-        logprobs = {"tokens": [tokens[0][0]], "token_logprobs": [tokens[0][1]], "top_logprobs": [dict(tokens)]}
-        return {"index": at, "text": tokens[0][0], "logprobs": logprobs, "finish_reason": "length"}
 
 
 TEXT = """Judge whether the document is relevant to query Query Document Is Answer with one word or How it of from not

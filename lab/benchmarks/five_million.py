@@ -449,7 +449,7 @@ def main(arguments: list[str] | None = None) -> None:
             write_features(folder, manifest, domain=given.domain)
             print(f"written in {time.perf_counter() - started:.0f} s")
         features = sum(file.stat().st_size for file in (folder / "gaussian").iterdir())
-        texts = (folder / "items.sqlite").stat().st_size
+        texts = (folder / "parts/built/items.sqlite").stat().st_size
         n_items = len(adacur.load(folder, check=False))
         print(
             f"{n_items:,} items, {DIMENSIONS + RANK} columns in int8, spread as {given.domain}'s; B = {BUDGET}, "

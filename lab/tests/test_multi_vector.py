@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ import pytest
 import adacur_lab.first_stages.multi_vector as module
 from adacur.errors import DamagedIndex, InputError
 from adacur.first_stages import EncoderCard, OnnxEncoder
+from adacur.first_stages.saved import write_ids
 from adacur.records import Item
 from adacur_lab.first_stages import MultiVector
 from tests.unit.first_stages.conftest import tiny_onnx_encoder
@@ -159,9 +159,7 @@ def test_another_encoder_is_refused(tmp_path) -> None:
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     built = MultiVector.build(ITEMS, encoder=WordEncoder())
     built.save(tmp_path)
-    for file in tmp_path.glob("ids*"):
-        file.unlink()
-    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    write_ids(tmp_path, ["a", "b"])
     with pytest.raises(DamagedIndex, match="2 ids, 400 items"):
         MultiVector.load(tmp_path)
     built.save(tmp_path)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from adacur.errors import DamagedIndex, EmptyInput, InputError, UnknownName
+from adacur.first_stages.saved import write_ids
 from adacur.records import Item
 from adacur_lab.first_stages import TfIdf
 
@@ -96,9 +95,7 @@ def test_settings_survive_the_disk_and_postings_stay_on_it(tmp_path) -> None:
 
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     TfIdf.build(ITEMS).save(tmp_path)
-    for file in tmp_path.glob("ids*"):
-        file.unlink()
-    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    write_ids(tmp_path, ["a", "b"])
     with pytest.raises(DamagedIndex, match="'ids': 2"):
         TfIdf.load(tmp_path)
     TfIdf.build(ITEMS).save(tmp_path)

@@ -27,7 +27,7 @@ class Budget:
     - `tokens`: tokens of query and item, over all calls for a query, as `adacur.scorers.count_tokens` counts them
       beforehand;
     - `cost`: money for a query, such as "0.02 USD"; a number is in the currency of the price;
-    - `price`: what the scorer costs, such as "0.05 USD / 1M tokens"; by default as `adacur.scorers.price_of` knows it.
+    - `price`: what the scorer costs, such as "0.05 USD / 1M tokens"; by default that of `Metered(scorer, price=…)`.
     """
 
     calls: int | None = None

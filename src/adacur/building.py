@@ -128,7 +128,7 @@ def build(
       million scores, which it would have to hold in memory.
     - progress: show bars.
     - dry_run: return the `Estimate` instead, at the cost of timing the scorer and the encoder on a sample.
-    - price: what the scorer costs, such as "0.05 USD / 1M tokens", for that estimate; by default as far as known.
+    - price: what the scorer costs, such as "0.05 USD / 1M tokens", for that estimate; by default as the scorer says.
     - passages: split items of more words than this into passages of a document, as `adacur.data.Passages` does; edits
       then do the same.
     - fuse: the first stage's weight in the order of hits, remembered for searches that name none: 0 where the scorer is

@@ -47,16 +47,13 @@ class Money:
 class Price:
     """What `per` units cost. Units are calls (pairs), tokens of pairs, or searches.
 
-    A search is Cohere's unit: up to 100 pairs of a query in one request. `seen` and `source` say when and where a price
-    was read.
+    A search is Cohere's unit: up to 100 pairs of a query in one request.
     """
 
     amount: Decimal
     currency: str
     per: int
     unit: str
-    seen: str | None = None
-    source: str | None = None
 
     def __post_init__(self) -> None:
         _ = Money(self.amount, self.currency)

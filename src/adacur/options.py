@@ -51,9 +51,7 @@ OPTIONS = (
     Option("deadline", "Seconds for all questions together.", float, typed=float, in_requests=False),
     Option("tokens", "The most tokens of question and items, per question.", int, {"ge": 1, "lt": 2**31}, typed=int),
     Option("cost", "The most money per question, such as '0.02 USD'.", str, {"max_length": 40, "pattern": r"\S"}),
-    Option(
-        "price", "What the scorer costs, such as '0.05 USD / 1M tokens'; default: if known.", str, in_requests=False
-    ),
+    Option("price", "What the scorer costs, such as '0.05 USD / 1M tokens'.", str, in_requests=False),
     Option(
         "method",
         "gaussian, adacur (the paper's), anncur, axn, rerank, first (the first stage, 0 calls) or exact; default: "

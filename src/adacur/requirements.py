@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import shlex
-import shutil
-import sys
 from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -32,17 +28,7 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 def install_command(extra: str) -> str:
     """The command that adds an extra to this installation, be it a clone, a wheel file or a published package."""
-    python = Path(sys.executable)
-    beside = shutil.which("pip")
-    if beside and Path(beside).parent == python.parent:
-        install = "pip install"
-    elif find_spec("pip"):
-        # The shell's pip, if there is one, belongs to another environment.
-        install = f"{shlex.quote(str(python))} -m pip install"
-    else:
-        # uv makes environments without pip.
-        install = f"uv pip install --python {shlex.quote(str(python))}"
-    return f"{install} {_requirement(extra)}"
+    return f"pip install {_requirement(extra)}"
 
 
 def _requirement(extra: str) -> str:

@@ -154,7 +154,7 @@ def building(folder: Path, index: str, *, blocks: int, **extra: str) -> Iterator
     )
     try:
         give_up = time.monotonic() + 60
-        while len(list((folder / index).glob("scores.zarr/c/*/0"))) < blocks:
+        while len(list((folder / index).glob("parts/built/scores.zarr/c/*/0"))) < blocks:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < give_up, "the build does not get on"
             time.sleep(0.02)
@@ -355,7 +355,7 @@ def test_a_cache_keeps_scores_from_run_to_run(shop: Path, tmp_path: Path) -> Non
     told = here(*asked, "--cache", tmp_path / "scores.sqlite", cwd=shop)
     assert "Cache: 40 of 40 scores were known (100%); 0 were paid for." in told.err
     assert "Cache" not in told.out
-    for wrong in ("items.csv", "whole.adacur/items.sqlite", "nowhere/scores.sqlite"):
+    for wrong in ("items.csv", "whole.adacur/parts/built/items.sqlite", "nowhere/scores.sqlite"):
         here(*asked, "--cache", wrong, cwd=shop).refused(Path(wrong).name)
     unnamed = ("search", "whole.adacur", *SCORED, "a comet", "--cache", tmp_path / "other.sqlite")
     here(*unnamed, cwd=shop).refused("--scorer-set name=")
@@ -513,15 +513,18 @@ def test_a_folder_that_is_no_index_is_refused_and_left_alone(command: str, shop:
 
 def test_a_damaged_index_is_named_block_by_block(shop: Path, folder: Path) -> None:
     shutil.copytree(shop / "whole.adacur", folder / "i.adacur")
-    chunk = folder / "i.adacur" / "scores.zarr" / "c" / "3" / "0"
+    chunk = folder / "i.adacur" / "parts/built/scores.zarr" / "c" / "3" / "0"
     content = bytearray(chunk.read_bytes())
     content[5] ^= 1
     chunk.write_bytes(content)
-    (folder / "i.adacur" / "scores.zarr" / "c" / "7" / "0").unlink()
+    (folder / "i.adacur" / "parts/built/scores.zarr" / "c" / "7" / "0").unlink()
 
     verified = here("index", "verify", "i.adacur", cwd=folder)
     assert verified.code == 1
-    assert [line.split(":")[0] for line in verified.out.splitlines()] == ["scores.zarr/c/3/0", "scores.zarr/c/7/0"]
+    assert [line.split(":")[0] for line in verified.out.splitlines()] == [
+        "parts/built/scores.zarr/c/3/0",
+        "parts/built/scores.zarr/c/7/0",
+    ]
     (report,) = here("index", "verify", "i.adacur", "--json", cwd=folder).json()
     assert not report["ok"]
     assert [problem["block"] for problem in report["problems"]] == [3, 7]
@@ -701,7 +704,7 @@ def test_an_unfinished_build_says_how_to_go_on_wherever_it_is_met(folder: Path) 
     # Without its options: where the texts part.
     build(folder, "half way.adacur").refused("of river' in the folder", "of river. It lies by")
     assert build(folder, "half way.adacur", *options).code == 0
-    manifest = json.loads((folder / "half way.adacur" / "manifest.json").read_text())
+    manifest = json.loads((folder / "half way.adacur" / "versions/1/manifest.json").read_text())
     assert manifest["origin"] == {"id_field": None, "text_fields": ["title"], "passages": None}
 
 

@@ -29,7 +29,7 @@ def test_sizes_and_recall_before_and_after_are_told(folder) -> None:
     assert "rank 20, int8" in ran.out
     assert "Recall of the best 5 in 40 calls" in " ".join(ran.out.split())
     assert "30 held-out anchor queries" in " ".join(ran.err.split())
-    assert (folder / "my.adacur" / "gaussian").is_dir()
+    assert (folder / "my.adacur" / "versions/1/gaussian").is_dir()
 
 
 def test_with_json_nothing_but_json_is_on_stdout(folder) -> None:
@@ -43,7 +43,7 @@ def test_with_json_nothing_but_json_is_on_stdout(folder) -> None:
 def test_it_can_be_undone(folder) -> None:
     compress(folder, "--rank", 20, "--budget", 40)
     assert json.loads(compress(folder, "--drop", "--json").out) == {"index": "my.adacur", "dropped": True}
-    assert not (folder / "my.adacur" / "gaussian").exists()
+    assert not (folder / "my.adacur" / "versions/1/gaussian").exists()
     assert "as before" in compress(folder, "--drop").out
 
 
@@ -57,4 +57,4 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(folder, options, 
     assert ran.code in (1, 2)
     assert says in ran.err
     assert "Traceback" not in ran.err
-    assert not (folder / "my.adacur" / "gaussian").exists()
+    assert not (folder / "my.adacur" / "versions/1/gaussian").exists()

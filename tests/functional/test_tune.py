@@ -89,7 +89,7 @@ def test_what_cannot_be_stored_is_not_said_to_be_stored(index: Path, tmp_path: P
 
 def test_a_budget_above_the_number_of_items_is_taken_as_that_number_and_said_so(index: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(index, tmp_path / "index")
-    (copied / "tuned.json").unlink(missing_ok=True)
+    (copied / "versions/1/tuned.json").unlink(missing_ok=True)
     done = here("tune", copied, "--k", 5, "--budget", 5000)
     assert done.code == 0, done
     n_items = len(adacur.load(index))
@@ -101,7 +101,7 @@ def test_a_budget_above_the_number_of_items_is_taken_as_that_number_and_said_so(
 
 def test_after_a_change_the_command_that_tunes_again_names_every_k_and_budget(index: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(index, tmp_path / "my index")
-    (copied / "tuned.json").unlink(missing_ok=True)
+    (copied / "versions/1/tuned.json").unlink(missing_ok=True)
     opened = adacur.load(copied, check=False)
     for k, budget in ((5, 20), (5, 30), (10, 30)):
         tune(opened, k=k, budget=budget, queries=22, quick=True)

@@ -79,10 +79,10 @@ def small_world(folder: Path) -> Iterator[dict[str, Any]]:
                 )
             for name, damage in (("newer", {"format": 99}), ("stranger", {"scorer": None})):
                 shutil.copytree("shop.adacur", name)
-                manifest = Path(name, "manifest.json")
+                manifest = Path(name, "manifest.json" if name == "newer" else "versions/1/manifest.json")
                 manifest.write_text(json.dumps(json.loads(manifest.read_text()) | damage))
             shutil.copytree("shop.adacur", "damaged")
-            for block in Path("damaged").glob("scores.zarr/c/*/*"):
+            for block in Path("damaged").glob("parts/built/scores.zarr/c/*/*"):
                 block.write_bytes(b"")
             yield {
                 "adacur": adacur,

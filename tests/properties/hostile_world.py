@@ -118,7 +118,8 @@ def snapshot(folder: Path, *, without: str) -> dict[str, str]:
 def manifests(index: Path) -> list[Path]:
     return [
         *sorted(index.glob("versions/*/manifest.json")),
-        *(p for p in (index / "manifest.json", index / "part.json")),
+        *index.glob("parts/*/manifest.json"),
+        index / "manifest.json",
     ]
 
 
@@ -158,14 +159,14 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
     if kind == "parts":
         path, file = one(PATHS).replace("{sandbox}", str(sandbox)), sorted(index.glob("versions/*/manifest.json"))[-1]
         at = int(rng.integers(len(json.loads(file.read_bytes())["parts"])))
-        _edit(file, lambda content: content["parts"][at].update(path=path))
+        _edit(file, lambda content: content["parts"][at].update(name=path))
         return f"part {path!r}"
     if kind == "stale":
         path, old = one(PATHS).replace("{sandbox}", str(sandbox)), index / "versions" / one(("1", "2", "99", "x"))
         if old.exists():
             shutil.rmtree(old)
         shutil.copytree(sorted((index / "versions").iterdir())[-1], old)
-        _edit(old / "manifest.json", lambda content: content["parts"][0].update(path=path))
+        _edit(old / "manifest.json", lambda content: content["parts"][0].update(name=path))
         return f"stale {old.name} part {path!r}"
     if kind == "link":
         there = [path for path in sorted(index.rglob("*")) if path != index]
@@ -222,7 +223,7 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
     from adacur import AdacurError
     from adacur.extras.server.open_indexes import open_indexes
     from adacur.store import IndexFolder, verify
-    from adacur.store.folder import version_files
+    from adacur.store.versions import version_files
 
     def searched(**options: Any) -> None:
         with adacur.load(index, **options) as opened:
@@ -249,7 +250,7 @@ def use(index: Path, out: Path, rng: np.random.Generator) -> list[str]:
         dense,
         lambda: verify(index),
         served,
-        lambda: version_files(IndexFolder.open(index)),
+        lambda: version_files(index, IndexFolder.open(index).home),
         removed,
         compacted,
     ]

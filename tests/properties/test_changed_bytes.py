@@ -80,7 +80,7 @@ def test_no_changed_byte_changes_an_answer_unseen(folders: list[Path], tmp_path:
         expected = answers(original)
         files = sorted(file for file in original.rglob("*") if file.is_file() and file.stat().st_size)
         # The files that no checksum of their folder covers, and all others.
-        few = [file for file in files if file.suffix == ".json" or file.name in ("items.sqlite", "0")]
+        few = [file for file in files if file.suffix == ".json" or file.name in ("parts/built/items.sqlite", "0")]
         for number in range(TRIES // len(folders)):
             pool = few if number % 2 else files
             file = pool[int(rng.integers(len(pool)))].relative_to(original)
@@ -121,18 +121,19 @@ def test_a_file_that_is_cut_short_is_found(folders: list[Path], tmp_path: Path, 
 @pytest.mark.parametrize(("name", "old", "new"), [("relevance.json", "0.", "1."), ("tuned.json", '"k": 2', '"k": 3')])
 def test_a_changed_digit_of_what_a_tuning_stored_is_found(folders, tmp_path, name: str, old: str, new: str) -> None:
     path = shutil.copytree(folders[0], tmp_path / "changed.adacur")
-    text = (path / name).read_text()
+    file = path / "versions/1" / name
+    text = file.read_text()
     assert old in text
-    (path / name).write_text(text.replace(old, new, 1))
-    assert [problem.file for problem in verify(path).problems] == [name]
+    file.write_text(text.replace(old, new, 1))
+    assert [problem.file for problem in verify(path).problems] == [f"versions/1/{name}"]
 
 
 def test_a_changed_metadatum_is_found(folders, tmp_path: Path) -> None:
     path = shutil.copytree(folders[0], tmp_path / "changed.adacur")
-    content = (path / "items.sqlite").read_bytes()
+    content = (path / "parts/built/items.sqlite").read_bytes()
     assert b'{"edition": 0}' in content
-    (path / "items.sqlite").write_bytes(content.replace(b'{"edition": 0}', b'{"edition": 7}', 1))
-    assert [problem.file for problem in verify(path).problems] == ["items.sqlite"]
+    (path / "parts/built/items.sqlite").write_bytes(content.replace(b'{"edition": 0}', b'{"edition": 7}', 1))
+    assert [problem.file for problem in verify(path).problems] == ["parts/built/items.sqlite"]
 
 
 @pytest.mark.parametrize("count", ['"items": 40', '"anchors": 24', '"items": 6', '"anchors": 1'])

@@ -96,9 +96,9 @@ def test_a_build_that_was_killed_before_its_tuning_is_tuned_by_the_same_call(tmp
     with adacur.build(items, anchors, **options) as index:
         assert index.tunings
     # Once: a finished index is opened.
-    before = (tmp_path / "index" / "tuned.json").stat().st_mtime_ns
+    before = (tmp_path / "index" / "versions/1/tuned.json").stat().st_mtime_ns
     adacur.build(items, anchors, **options).close()
-    assert (tmp_path / "index" / "tuned.json").stat().st_mtime_ns == before
+    assert (tmp_path / "index" / "versions/1/tuned.json").stat().st_mtime_ns == before
 
 
 def test_a_build_writes_its_manifest_when_it_begins_and_when_all_is_there(tmp_path, monkeypatch) -> None:
@@ -108,17 +108,17 @@ def test_a_build_writes_its_manifest_when_it_begins_and_when_all_is_there(tmp_pa
     write = manifests.write_atomically
 
     def counted(file, content) -> None:
-        written.append((file.name, (path / "first" / "bm25").exists()))
+        written.append((file.parent.name, (path / "versions/1/first" / "bm25").exists()))
         write(file, content)
 
     monkeypatch.setattr(manifests, "write_atomically", counted)
     options = {"scorer": score, "path": path, "progress": False, "fuse": 0.5}
     with adacur.build(items, anchors, **options) as index:
         assert index.tunings
-    assert written == [("manifest.json", False), ("manifest.json", True)]
+    assert written == [("built", False), ("1", False), ("index", False), ("built", False), ("1", True)]
     assert (read_manifest(path).first, read_manifest(path).fuse) == (("bm25",), 0.5)
     adacur.build(items, anchors, **options).close()
-    assert len(written) == 2
+    assert len(written) == 5
 
 
 def test_a_build_whose_first_stage_failed_goes_on_without_a_score_paid_twice(tmp_path) -> None:
@@ -137,7 +137,7 @@ def test_a_build_whose_first_stage_failed_goes_on_without_a_score_paid_twice(tmp
         assert index.first_stages == ("dense", "random")
     # A function is recognised by a few scores.
     assert scorer.calls - 6000 <= 8
-    assert not list((tmp_path / "index" / "first").glob(".*"))
+    assert not list((tmp_path / "index" / "versions/1/first").glob(".*"))
 
 
 def test_a_first_stage_that_the_manifest_does_not_name_yet_is_named_by_the_same_build(tmp_path) -> None:

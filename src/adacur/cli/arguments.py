@@ -66,9 +66,7 @@ MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="C
 CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]
 Workers = Annotated[int | None, Option("--workers", min=1, help="Score by N processes on this machine (Ray).")]
 RayAddress = Annotated[str | None, Option("--ray", help="Score on a Ray cluster: its address, auto, or local.")]
-PriceOfScorer = Annotated[
-    str | None, Option("--price", help="What the scorer costs, such as '0.05 USD / 1M tokens'; default: if known.")
-]
+PriceOfScorer = Annotated[str | None, Option("--price", help="What the scorer costs, such as '0.05 USD / 1M tokens'.")]
 K = Annotated[int, Option("-k", "--k", help="The number of items to return.")]
 Budget = Annotated[int, Option("--budget", help="Scorer calls per question.")]
 Seed = Annotated[int, Option("--seed", min=0, help="Same seed, same result.")]

@@ -50,6 +50,7 @@ def inspect(
 def _facts(folder: IndexFolder) -> dict[str, Any]:
     from adacur.search.tuned import read_tunings
     from adacur.store import COMPRESSED
+    from adacur.store.manifest import FORMAT
 
     manifest = folder.manifest
     return {
@@ -66,7 +67,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "scorer": manifest.scorer,
         "seed": manifest.seed,
         "created": manifest.created,
-        "format": manifest.format,
+        "format": FORMAT,
         "packages": dict(manifest.packages),
         "bytes": _size(folder.path),
         "compressed_bytes": _size(folder.home / COMPRESSED) or None,

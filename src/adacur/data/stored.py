@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import collections.abc
-import dataclasses
 import hashlib
 import json
-import math
 import tokenize
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 
 from adacur.errors import OtherFormat
@@ -27,9 +24,9 @@ _NOT_AN_ARRAY = (
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file; OSError where it cannot be opened."""
+    """The content of a JSON file, which has neither NaN nor infinity; OSError where it cannot be opened."""
     try:
-        return json.loads(file.read_bytes())
+        return msgspec.json.decode(file.read_bytes())
     except RecursionError as error:
         raise ValueError(f"{file.name} is nested too deeply") from error
     except IsADirectoryError as error:
@@ -83,35 +80,5 @@ def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = Fa
 
 
 def read_record(kind: type[Record], data: Any) -> Record:
-    """A dataclass from JSON, every field checked against its type; other fields, of later versions, are passed over.
-
-    Types may be str, int, bool, float (finite), X | None, tuple[X, ...], Mapping[str, X] and other dataclasses.
-    """
-    if not isinstance(data, dict) or not dataclasses.is_dataclass(kind):
-        raise ValueError(f"{data!r} is not a {kind.__name__}")
-    hints = get_type_hints(kind)
-    values = {}
-    for field in dataclasses.fields(kind):
-        if field.name in data:
-            values[field.name] = _checked(hints[field.name], data[field.name], field.name)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{field.name!r} is missing")
-    return kind(**values)
-
-
-def _checked(kind: Any, value: Any, name: str) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _checked(inner[0], value, name)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_checked(inner[0], one, name) for one in value)
-    if origin is collections.abc.Mapping and isinstance(value, dict):
-        return {key: _checked(inner[1], one, name) for key, one in value.items()}
-    if dataclasses.is_dataclass(kind):
-        return read_record(kind, value)  # type: ignore[arg-type]
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    # Not isinstance: True is an int.
-    if kind in (str, int, bool) and type(value) is kind:
-        return value
-    raise ValueError(f"{name} is {value!r}, not of type {getattr(kind, '__name__', kind)}")
+    """A dataclass from JSON, checked against its types and constraints; fields that it lacks are passed over."""
+    return msgspec.convert(data, kind)

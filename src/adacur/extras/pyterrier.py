@@ -16,7 +16,7 @@ from adacur.requirements import require
 from adacur.results import Hits
 from adacur.search import AnchorIndex, First, load, search_options
 from adacur.store import IndexFolder
-from adacur.store.folder import version_files
+from adacur.store.versions import version_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +85,7 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
         """What `to_hf` and the like pack: the current version, and no locks."""
         folder = IndexFolder.open(self.path)
         try:
-            for name in version_files(folder):
+            for name in version_files(folder.path, folder.home):
                 yield name, str(folder.path / name)
         finally:
             folder.release()

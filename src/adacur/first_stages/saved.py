@@ -71,16 +71,8 @@ def check_ids(ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_ids(folder: str | Path) -> Sequence[str]:
-    """The item ids, in the order of the rows; left on the disk where `write_ids` made that possible."""
-    folder = Path(folder)
-    if (folder / _ENDS).exists():
-        return StoredIds(folder)
-    ids = read_json(folder / "ids.json")
-    if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
-        raise ValueError("ids.json must hold a list of texts")
-    # Half a surrogate pair is text to JSON and to nobody else.
-    "".join(ids).encode()
-    return tuple(ids)
+    """The item ids, in the order of the rows; they stay on the disk."""
+    return StoredIds(Path(folder))
 
 
 def write_ids(folder: Path, ids: Iterable[str]) -> None:

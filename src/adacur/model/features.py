@@ -19,13 +19,9 @@ from adacur.errors import InputError
 from adacur.model.on_device import moved
 from adacur.model.rows import (
     ROWS_PER_BLOCK,
-    Allocate,
     ItemFactors,
     PackedRows,
     RowSource,
-    Storage,
-    check_storage,
-    in_memory,
 )
 from adacur.model.scale import ScoreScale
 from adacur.protocols import AnchorScores, BlockedScores
@@ -51,7 +47,6 @@ class Features:
     `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
     made on a device; `keys` are the items' random keys where they are stored with the features. `trust` is the share of
     the means' variance about their `centre` that is more than chance: over few anchor queries they are mostly noise.
-    Where the items live in an engine, `read` gives a few of their vectors, and there are no `means`.
     """
 
     anchors: tuple[str, ...]
@@ -66,20 +61,20 @@ class Features:
     # What was recorded of choices over these features; see extras/kernels/graph_top_n.py.
     recorded: Any = None
     keys: KeyArray | None = None
-    read: Callable[[IntArray], FloatArray] | None = None
     trust: float = field(init=False)
     centre: float = field(init=False)
     known_sums: dict[float, FloatArray] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         means = self.means
-        spread = float(means.var(dtype=np.float64)) if len(means) else 0.0
+        # Without anchor queries all means are zero.
+        spread = float(means.var(dtype=np.float64)) if self.anchors else 0.0
         n_others = len(self.anchors) - 1
         trust = _TRUST_IN_ONE if n_others == 0 else 1.0
         if n_others > 0 and spread > 0:
             trust = max(0.0, 1 - self.variance / n_others / spread)
         object.__setattr__(self, "trust", trust if trust < _FULL_TRUST else 1.0)
-        object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if len(means) else 0.0)
+        object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if self.anchors else 0.0)
 
     def kernel(self, noise: float) -> FloatArray:
         """K + noise I; the identity without vectors."""
@@ -113,14 +108,9 @@ class Features:
     def rows(self, at: Any) -> Any:
         """What predictions take of the items at these places, where the features are: an axis at the end, float64."""
         xp = array_namespace(at)
-        if self.read is None:
-            means = self.means if self.device_means is None else self.device_means
-            rows, means = self.factors.rows(at), xp.astype(means[at], xp.float64)
-        else:
-            stored = self.read(at.reshape(-1)).astype(np.float64)
-            rows, means = self.factors.unpacked(stored.reshape(*at.shape, -1)), np.zeros(at.shape)
-        ones = xp.ones(at.shape, dtype=xp.float64, device=device(at))
-        return xp.concat([rows, xp.stack([means, ones], axis=-1)], axis=-1)
+        last = xp.ones((*at.shape, 2), dtype=xp.float64, device=device(at))
+        last[..., 0] = (self.means if self.device_means is None else self.device_means)[at]
+        return self.factors.rows(at, last)
 
     def rows_in_memory(self, at: IntArray) -> FloatArray:
         """The same in memory."""
@@ -163,10 +153,10 @@ class Extraction:
     ) -> None:
         self._anchors = anchors
         self._centre = centre
-        self._query_noise = query_noise
+        self.query_noise = query_noise
         self._item_vectors = item_vectors
         self._matrix = anchors.matrix if whole else None
-        n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
+        self.n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         self._scale = ScoreScale.plain()
         if rescale and n_anchors:
             sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
@@ -174,18 +164,21 @@ class Extraction:
         self._embedding_mean: FloatArray = np.empty(0)
         self.embedding_variance = 0.0
         if item_vectors is not None:
-            if item_vectors.shape[0] != n_items:
-                raise InputError(f"One embedding per item is needed; got {item_vectors.shape[0]} for {n_items} items.")
+            if item_vectors.shape[0] != self.n_items:
+                raise InputError(
+                    f"One embedding per item is needed; got {item_vectors.shape[0]} for {self.n_items} items."
+                )
             self._embedding_mean, self.embedding_variance = _moments(item_vectors)
-        self._query_vectors = unit_vectors(embed_queries, anchors.anchor_queries) if n_anchors else None
-        self._precisions = np.zeros(n_anchors)
+        self.n_features = n_anchors + len(self._embedding_mean)
+        self.query_vectors = unit_vectors(embed_queries, anchors.anchor_queries) if n_anchors else None
+        self.precisions = np.zeros(n_anchors)
         self._residual_weights: FloatArray | None = None
-        if self._query_vectors is not None:
+        if self.query_vectors is not None:
             # Leaving each anchor query out of the regression, in closed form: residual = (K + ρ)⁻¹ y / diagonal.
-            kernel = query_kernel(self._query_vectors, self._query_vectors)
+            kernel = query_kernel(self.query_vectors, self.query_vectors)
             inverse = np.linalg.inv(kernel + query_noise * np.eye(n_anchors))
-            self._precisions = np.diag(inverse).copy()
-            self._residual_weights = inverse / self._precisions[:, None]
+            self.precisions = np.diag(inverse).copy()
+            self._residual_weights = inverse / self.precisions[:, None]
 
     def features(self) -> Features:
         """Features in memory, in the precision of the scores."""
@@ -203,65 +196,19 @@ class Extraction:
             # Embeddings that are in memory are shared, not copied.
             held = vectors if isinstance(vectors, PackedRows) else PackedRows(vectors.rows(np.arange(len(matrix))))
             parts.append(held)
-        centre = np.concatenate([np.zeros(len(self._precisions)), self._embedding_mean])
-        return self._made(means, ItemFactors(parts, centre), squares=squares)
+        centre = np.concatenate([np.zeros(len(self.precisions)), self._embedding_mean])
+        return self.made(means, ItemFactors(parts, centre), squares=squares)
 
-    def compressed(
-        self, *, rank: int, storage: Storage, embedding_share: float, allocate: Allocate = in_memory
-    ) -> Features:
-        """Features in `rank` columns more than embeddings have, packed as `storage`; all is read three times.
-
-        The columns kept are those that matter most to queries like the anchor queries.
-        """
-        check_storage(storage)
-        n_items, n_anchors = len(self._anchors.items), len(self._precisions)
-        n_features = n_anchors + len(self._embedding_mean)
-        inner, squares, start = np.zeros((n_features, n_features)), 0.0, 0
-        means: FloatArray | None = None
-        for block_means, residuals, rows in self._feature_blocks():
-            # The scores' dtype is known once the first block is read.
-            if means is None:
-                means = allocate("means", (n_items,), str(residuals.dtype))
-            means[start : start + len(rows)] = block_means
-            inner += rows.T @ rows
-            squares += float(np.square(residuals, dtype=np.float64).sum())
-            start += len(rows)
-        assert means is not None
-        variance = squares / n_items / n_anchors
-        per_dimension = embedding_share and embedding_share * (variance or 1.0) / self.embedding_variance
-        root = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
-        root[:n_anchors, :n_anchors] = np.linalg.cholesky(self._query_covariance() / n_anchors)
-        factors = ItemFactors.packed(
-            lambda: (rows for _, _, rows in self._feature_blocks()),
-            n_items=n_items,
-            inner=inner,
-            columns=rank + n_features - n_anchors,
-            storage=storage,
-            root=root,
-            allocate=allocate,
-        )
-        return self._made(means, factors, squares=squares)
-
-    def _query_covariance(self) -> FloatArray:
-        """Covariance of the residuals' weights over queries like the anchor queries, times the number of these."""
-        directions = np.eye(len(self._precisions))
-        if self._query_vectors is None:
-            return directions
-        # A query starts from the regression on the anchor queries, and then moves like any of them. Left out of the
-        # regression, anchor query j would start from row j of `starts`.
-        starts = query_kernel(self._query_vectors, self._query_vectors) + self._query_noise * directions
-        starts = starts * self._precisions - directions
-        return np.asarray(directions + starts.T @ starts)
-
-    def _made(self, means: FloatArray, factors: ItemFactors, *, squares: float) -> Features:
-        n_anchors = len(self._precisions)
+    def made(self, means: FloatArray, factors: ItemFactors, *, squares: float) -> Features:
+        """Features of these parts; `squares` is the sum of those of the residuals."""
+        n_anchors = len(self.precisions)
         return Features(
             anchors=tuple(query.id for query in self._anchors.anchor_queries),
             scale=self._scale,
             means=means,
             factors=factors,
-            anchor_vectors=self._query_vectors,
-            precisions=self._precisions,
+            anchor_vectors=self.query_vectors,
+            precisions=self.precisions,
             variance=squares / len(means) / n_anchors if n_anchors else 0.0,
             embedding_variance=self.embedding_variance,
         )
@@ -272,12 +219,12 @@ class Extraction:
             weights = None if self._residual_weights is None else self._residual_weights.T.astype(stored.dtype)
             for start in range(0, len(stored), ROWS_PER_BLOCK):
                 block = self._scale.rarity(stored[start : start + ROWS_PER_BLOCK])
-                means = block.mean(axis=1) if self._centre and len(self._precisions) else np.zeros(len(block))
+                means = block.mean(axis=1) if self._centre and len(self.precisions) else np.zeros(len(block))
                 block -= means[:, None]
                 residuals = block.astype(stored.dtype)
                 yield means, residuals if weights is None else residuals @ weights
 
-    def _feature_blocks(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
+    def feature_blocks(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
         """Prior means, residuals and all features (float64) of the items, a block at a time."""
         start = 0
         for means, residuals in self._residual_blocks():

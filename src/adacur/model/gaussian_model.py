@@ -31,6 +31,7 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.errors import InputError
 from adacur.model.approximation import Posterior
+from adacur.model.compressed import compressed
 from adacur.model.device_posterior import DevicePosterior
 from adacur.model.features import (
     QUERY_SCALE,
@@ -238,7 +239,7 @@ class GaussianModel:
             raise InputError("An index without anchor queries has no scores to compress. Add some first.")
         extraction = self._extraction(anchors, whole=False)
         share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
-        return extraction.compressed(rank=rank, storage=storage, embedding_share=share, allocate=allocate)
+        return compressed(extraction, rank=rank, storage=storage, embedding_share=share, allocate=allocate)
 
     def features_of(self, anchors: AnchorScores) -> Features:
         """The features of this index: as given, or extracted once."""

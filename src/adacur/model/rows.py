@@ -31,9 +31,7 @@ _NUMBERS_PER_BLOCK = 131_072
 _INT8_PER_BLOCK = 2_097_152
 # Fewer numbers than this are multiplied before a second thread has started.
 _NUMBERS_PER_THREAD = 4_000_000
-# A quarter of the compressed columns lead: by them, one item in sixteen (and at least these many) is chosen to be
-# predicted by the other columns too.
-_LEADING = 4
+# By the columns that lead, one item in sixteen (and at least these many) is chosen to be predicted by the others too.
 _SHARE_IN_FRONT = 16
 _FEWEST_IN_FRONT = 4096
 
@@ -195,13 +193,13 @@ class ItemFactors:
 
     def __init__(
         self,
-        parts: Sequence[PackedRows | DeviceRows],
+        parts: Sequence[RowSource | DeviceRows],
         centre: Any,
         *,
         mixing: Any = None,
         leading: bool = False,
     ) -> None:
-        self.parts: tuple[PackedRows | DeviceRows, ...] = tuple(parts)
+        self.parts: tuple[Any, ...] = tuple(parts)
         self.centre = centre
         self.mixing = mixing
         self.leading = leading
@@ -215,17 +213,22 @@ class ItemFactors:
     @property
     def n_items(self) -> int:
         """Items, and rows."""
-        return self.parts[0].shape[0]
+        return int(self.parts[0].shape[0])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the parts."""
         return sum(part.nbytes for part in self.parts)
 
-    def rows(self, at: Any) -> Any:
-        """The features of the items at these places, float64: another axis at the end."""
-        parts = [part.rows(at) for part in self.parts]
-        return self.unpacked(parts[0] if len(parts) == 1 else array_namespace(at).concat(parts, axis=-1))
+    def rows(self, at: Any, *more: Any) -> Any:
+        """The features of the items at these places, float64, and `more` columns: another axis at the end."""
+        xp, parts = array_namespace(at), [part.rows(at) for part in self.parts]
+        if self.mixing is None:
+            for part, (start, stop) in zip(parts, itertools.pairwise(self._ends), strict=True):
+                part -= self.centre[start:stop]
+        else:
+            parts = [self.unpacked(xp.concat(parts, axis=-1))]
+        return xp.concat([*parts, *more], axis=-1)
 
     def unpacked(self, stored: Any) -> Any:
         """Features from stored numbers, float64, which it may write to."""
@@ -269,10 +272,9 @@ class ItemFactors:
 
     def _of_one(self, weights: Sequence[FloatArray], means: FloatArray) -> FloatArray:
         """What is stored · weights, plus `means`, in memory."""
-        parts = [part for part in self.parts if isinstance(part, PackedRows)]
         cut = self.n_items - max(_FEWEST_IN_FRONT, self.n_items // _SHARE_IN_FRONT) if self.leading else 0
-        predicted = parts[0].product(weights[0], plus=means)
-        for part, some in zip(parts[1:], weights[1:], strict=True):
+        predicted: FloatArray = self.parts[0].product(weights[0], plus=means)
+        for part, some in zip(self.parts[1:], weights[1:], strict=True):
             if cut <= 0:
                 predicted += part.product(some)
             else:
@@ -281,49 +283,9 @@ class ItemFactors:
                 predicted[in_front] += part.product(some, in_front)
         return predicted
 
-    @classmethod
-    def packed(
-        cls,
-        blocks: Callable[[], Iterator[FloatArray]],
-        *,
-        n_items: int,
-        inner: FloatArray,
-        columns: int,
-        storage: Storage,
-        root: FloatArray,
-        allocate: Allocate = in_memory,
-    ) -> ItemFactors:
-        """Features that come in blocks of rows, in `columns` columns: those that keep most of features · `root`.
-
-        `root` is a square root of the covariance of the features' weights, and `inner` is features.T @ features. No
-        fewer columns than there are features means that nothing is mixed. The blocks are read once, into "part0" and
-        "part1" of `allocate`.
-        """
-        n_features = len(inner)
-        whole = columns >= n_features
-        turn, mixing = np.eye(n_features), None
-        if not whole:
-            # The eigenvectors of rootᵀ inner root are the right singular vectors of features · root. At these
-            # widths a randomised decomposition would read the features more often and cost more.
-            _, vectors = np.linalg.eigh(root.T @ inner @ root)
-            vectors = vectors[:, : -columns - 1 : -1]
-            turn, mixing = root @ vectors, np.linalg.solve(root.T, vectors).T
-        ends = [n_features] if whole else [-(-columns // _LEADING), columns]
-        parts = [
-            PackedRows.unfilled((n_items, stop - start), storage=storage, allocate=allocate, name=f"part{number}")
-            for number, (start, stop) in enumerate(itertools.pairwise([0, *ends]))
-        ]
-        start = 0
-        for block in blocks():
-            turned = block if whole else block @ turn
-            for part, columns_of_part in zip(parts, np.split(turned, ends[:-1], axis=1), strict=True):
-                part.fill(start, columns_of_part)
-            start += len(block)
-        return cls(parts, np.zeros(ends[-1]), mixing=mixing, leading=not whole)
-
     def on(self, device: str) -> ItemFactors:
         """The same with its parts on a torch device."""
-        parts = [DeviceRows.of(part, device=device) for part in self.parts if isinstance(part, PackedRows)]
+        parts = [DeviceRows.of(part, device=device) for part in self.parts]
         mixing = None if self.mixing is None else moved(self.mixing, device)
         return ItemFactors(parts, moved(self.centre, device), mixing=mixing)
 

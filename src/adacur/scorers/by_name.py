@@ -69,7 +69,7 @@ def scorer(source: Any, **options: Any) -> Scorer:
       `SentenceTransformersScorer`. Without torch, the checkpoint's onnx/model.onnx, where there is one:
       `OnnxCrossEncoder`;
     - the URL of a rerank server: `HttpScorer`;
-    - the URL of a language model, with kind="judge" or ending in /chat/completions or /completions: `JudgeScorer`.
+    - the URL of a language model, with kind="judge" or ending in /chat/completions: `JudgeScorer`.
     """
     if isinstance(source, Scorer) and not isinstance(source, type):
         if options:

@@ -14,8 +14,8 @@ from adacur.errors import InputError
 from adacur.scorers.http_dialects import DIALECTS
 
 JUDGE = "judge"
-# Endpoints of language models.
-CHAT, COMPLETIONS = "/chat/completions", "/completions"
+# The endpoint of a language model.
+CHAT = "/chat/completions"
 # As `hosts` and `key_variables` of a dialect, for judges.
 _JUDGE_KEYS = {
     "openai.com": ("OPENAI_API_KEY",),
@@ -59,7 +59,7 @@ class Address:
         labels = host.split(".") if parts.scheme == "https" else []
         domains = [".".join(labels[at:]) for at in range(len(labels))]
         service = next((name for name, dialect in DIALECTS.items() if not set(domains).isdisjoint(dialect.hosts)), None)
-        kind = kind or remembered.get("kind") or (JUDGE if path.endswith(COMPLETIONS) else service)
+        kind = kind or remembered.get("kind") or (JUDGE if path.endswith(CHAT) else service)
         if kind == JUDGE:
             keys = next((_JUDGE_KEYS[domain] for domain in domains if domain in _JUDGE_KEYS), ())
         else:

@@ -27,7 +27,6 @@ class Dialect:
     - raw: the fields that ask for logits; empty where they come unasked, None where only probabilities can be had;
     - results, score: the fields of an answer for the list of results (None: the answer is that list), and of a result
       for its score; its "index" is the place of its text in the request;
-    - unit: what a hosted service charges by;
     - hosts: domains of a hosted service, and key_variables: environment variables with the key for these hosts alone.
     """
 
@@ -45,7 +44,6 @@ class Dialect:
     raw: Mapping[str, Any] | None = None
     results: str | None = "results"
     score: str = "relevance_score"
-    unit: str | None = None
     hosts: tuple[str, ...] = ()
     key_variables: tuple[str, ...] = ()
 
@@ -124,18 +122,15 @@ DIALECTS = {
         hosts=("api.nvidia.com",),
         key_variables=("NVIDIA_API_KEY",),
     ),
-    # A query with up to 100 documents is charged as one, and texts of more than 500 tokens as several.
     "cohere": Dialect(
         path="/v2/rerank",
         limit=10_000,
-        unit="searches of 100 documents",
         hosts=("cohere.com", "cohere.ai"),
         key_variables=("CO_API_KEY", "COHERE_API_KEY"),
     ),
     "jina": Dialect(
         path="/v1/rerank",
         options={"return_documents": False},
-        unit="tokens",
         hosts=("jina.ai",),
         key_variables=("JINA_API_KEY",),
     ),
@@ -146,7 +141,6 @@ DIALECTS = {
         instruction="query",
         options={"return_documents": False, "truncation": True},
         results="data",
-        unit="tokens",
         hosts=("voyageai.com",),
         key_variables=("VOYAGE_API_KEY",),
     ),
@@ -158,20 +152,17 @@ DIALECTS = {
         options={"return_input": False},
         results="data",
         score="score",
-        unit="tokens",
         hosts=("mixedbread.com", "mixedbread.ai"),
         key_variables=("MXBAI_API_KEY",),
     ),
     "zeroentropy": Dialect(
         path="/v1/models/rerank",
-        unit="tokens",
         hosts=("zeroentropy.dev",),
         key_variables=("ZEROENTROPY_API_KEY",),
     ),
     "contextual": Dialect(
         path="/v1/rerank",
         instruction="instruction",
-        unit="tokens",
         hosts=("contextual.ai",),
         key_variables=("CONTEXTUAL_API_KEY",),
     ),
@@ -179,7 +170,6 @@ DIALECTS = {
         path="/compatible-api/v1/reranks",
         limit=500,
         instruction="instruct",
-        unit="tokens",
         # Not all of aliyuncs.com: anyone can have a bucket there.
         hosts=("dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com", "maas.aliyuncs.com"),
         key_variables=("DASHSCOPE_API_KEY",),

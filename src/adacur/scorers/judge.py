@@ -1,4 +1,4 @@
-"""A language model as a judge: any OpenAI-compatible endpoint, by the logprobs of its answer or by what it says."""
+"""A language model as a judge: any OpenAI-compatible chat, by the logprobs of its answer or by what it says."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from adacur.budget import at_least
-from adacur.errors import InputError, ScorerFailed
+from adacur.errors import InputError
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
-from adacur.scorers.http_address import CHAT, COMPLETIONS, JUDGE, Address, source
+from adacur.scorers.http_address import CHAT, JUDGE, Address, source
 from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
 from adacur.scorers.verdicts import mean_verdict, verdict_in
 
@@ -24,7 +24,6 @@ _TASK = "Judge whether the document is relevant to the query."
 # What pairs share comes first, for servers that keep prefixes.
 _PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _PLACES = re.compile(r"\{(instruction|query|item)\}")
-_BATCH_SIZE = 16
 # Services write −9999 or −inf for what cannot be.
 _IMPOSSIBLE = -100.0
 _CERTAIN = 1e-3
@@ -32,10 +31,9 @@ _SHOWN = 5
 
 
 class JudgeScorer(RemoteScorer):
-    """A chat or completions endpoint asked for one answer per pair, whose logprobs, or text, make the score.
+    """A chat endpoint asked for one answer per pair, whose logprobs, or text, make the score.
 
-    - url: the root of the server (its `/v1/chat/completions` is asked), or an address that ends in `/chat/completions`
-      or `/completions`;
+    - url: the root of the server (its `/v1/chat/completions` is asked), or an address that ends so;
     - model: its name, where the server has several or a cache is to recognise it;
     - answers: two texts, ("Yes", "No"): the score is log p(first) − log p(second). Or grades, {"0": 0, …, "3": 3}: the
       score is the expected grade. Each must be one token; upper and lower case and spaces do not matter;
@@ -44,13 +42,11 @@ class JudgeScorer(RemoteScorer):
     - instruction: what makes a document relevant, in a sentence or more; the first thing in the default prompt;
     - top_logprobs: how many likely tokens are asked for. An answer that is not among them counts as likely as the
       least likely of them (a grade: as impossible). Where none is, the judge talks, thinks or refuses: an error;
-    - logprobs: False reads the answer itself, at chats, for models that give none: the score is 1 for the first answer
+    - logprobs: False reads the answer itself, for models that give none: the score is 1 for the first answer
       and 0 for the second, or the grade. Anything but an answer is an error. Temperature and length of the answer are
       the server's own, unless `extra` says: such models often refuse both;
     - samples: the answers per pair (the chat's `n`) whose mean is the score, without logprobs; all but one are paid for
       as well, and only calls are counted;
-    - batch_size: prompts per request, at `/completions` only, where it is 16 by default; a chat is one prompt, and so
-      must be what llama-cpp-python is sent: 1;
     - extra: more fields for every request, such as {"chat_template_kwargs": {"enable_thinking": False}}; an index
       stores them, so no secrets here;
     - api_key: sent as a bearer token. Without it, OPENAI_API_KEY is read for openai.com, and likewise for DeepInfra,
@@ -60,9 +56,6 @@ class JudgeScorer(RemoteScorer):
     `prompt`, `answers`, `url` and `model` say what was taken, and `card.source` is a URL that opens the same again.
     What a call costs is not known here.
     """
-
-    # Half of a batch may be taken where one text in it is too long.
-    _split = RemoteScorer._split | {400}
 
     def __init__(
         self,
@@ -75,7 +68,6 @@ class JudgeScorer(RemoteScorer):
         top_logprobs: int = 20,
         logprobs: bool | None = None,
         samples: int | None = None,
-        batch_size: int | None = None,
         extra: Mapping[str, Any] | None = None,
         api_key: str | None = None,
         concurrency: int = 8,
@@ -86,11 +78,9 @@ class JudgeScorer(RemoteScorer):
     ) -> None:
         address = Address.of(url, JUDGE)
         remembered = address.remembered
-        if batch_size is None and "batch_size" in remembered:
-            batch_size = int(remembered["batch_size"]) if remembered["batch_size"].isdecimal() else 0
         if samples is None and "samples" in remembered:
             samples = int(remembered["samples"]) if remembered["samples"].isdecimal() else 0
-        at_least(1, top_logprobs=top_logprobs, batch_size=batch_size, samples=samples)
+        at_least(1, top_logprobs=top_logprobs, samples=samples)
         if samples is not None and logprobs:
             raise InputError("samples are of a judge that is read without logprobs. Leave samples out, or logprobs.")
         # None where logprobs make the score.
@@ -100,21 +90,17 @@ class JudgeScorer(RemoteScorer):
         self.answers = _checked_answers(answers, remembered)
         limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
         super().__init__(key=address.key(api_key), **limits, attempts=attempts, backoff=backoff)
-        self.url = address.endpoint(f"/v1{CHAT}", COMPLETIONS)
+        self.url = address.endpoint(f"/v1{CHAT}")
         self.model = model or remembered.get("model")
         self.is_named = bool(name or self.model)
-        self._is_chat = self.url.endswith(CHAT)
-        if self.samples is not None and not self._is_chat:
-            raise InputError(f"logprobs=False reads the answers of a chat, and {self.url} is none.")
-        self.batch_size = 1 if self._is_chat else batch_size or _BATCH_SIZE
         self._instruction = self.instruction or _TASK
         if given_prompt is None:
-            self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded, is_chat=self._is_chat)
+            self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded)
         else:
             self.prompt = _checked_prompt(given_prompt, instruction=self.instruction)
         self._top = top_logprobs
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
-        decides = [self.prompt, self._instruction, list(self.answers.items()), self._is_chat, self._top, self._extra]
+        decides = [self.prompt, self._instruction, list(self.answers.items()), self._top, self._extra]
         decides += [] if self.samples is None else [self.samples]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
@@ -128,7 +114,6 @@ class JudgeScorer(RemoteScorer):
                 prompt=given_prompt,
                 instruction=self.instruction,
                 extra=self._extra,
-                batch_size=batch_size,
                 samples=self.samples,
             ),
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
@@ -148,55 +133,38 @@ class JudgeScorer(RemoteScorer):
         return any(grade is not None for grade in self.answers.values())
 
     def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
-        # The pairs of a query one after another, for servers that keep prefixes.
-        waiting = [pair for group in by_query(pairs) for pair in group]
-        return [waiting[at : at + self.batch_size] for at in range(0, len(waiting), self.batch_size)]
-
-    async def _send(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
-        try:
-            await super()._send(batch, scores)
-        except ScorerFailed as error:
-            if len(batch) > 1 and " answered 500 " in str(error):
-                raise ScorerFailed(
-                    f"{error} If this server takes one prompt a request, as llama-cpp-python does, give batch_size=1, "
-                    "or #batch_size=1 behind the URL."
-                ) from error
-            raise
+        # A chat is one prompt; those of a query follow one another, for servers that keep prefixes.
+        return [[pair] for group in by_query(pairs) for pair in group]
 
     def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
-        prompts = [self.render(query, item) for query, item in batch]
-        asked: dict[str, Any] = {} if self.model is None else {"model": self.model}
-        asked |= {"max_tokens": 1, "temperature": 0}
-        if not self._is_chat:
-            return {**asked, "prompt": prompts, "logprobs": self._top}
-        messages = [{"role": "user", "content": prompt} for prompt in prompts]
+        messages = [{"role": "user", "content": self.render(query, item)} for query, item in batch]
+        asked: dict[str, Any] = {"messages": messages, **({} if self.model is None else {"model": self.model})}
         if self.samples is not None:
-            return {"messages": messages, **({} if self.model is None else {"model": self.model}), "n": self.samples}
-        return {**asked, "messages": messages, "logprobs": True, "top_logprobs": self._top}
+            return {**asked, "n": self.samples}
+        return {**asked, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": self._top}
 
     def _advice(self, response: Any) -> str:
         return f" {_ADVICE}" if "logprobs" in response.text else ""
 
     def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
-        n_choices = len(batch) if self.samples is None else self.samples
+        n_choices, at = self.samples or 1, where(batch)
         try:
-            given = answer["choices"]
-            choices = {choice["index"]: choice for choice in given}
-            if self.samples is not None and 0 < len(given) < n_choices:
+            choices = answer["choices"]
+            if 0 < len(choices) < n_choices:
                 raise self._failed(
-                    f"{self.url} gave {len(given)} answers, and samples={n_choices} asks for that many: this server "
-                    f"may not know the chat's 'n'. Give samples=1.{where(batch)}"
+                    f"{self.url} gave {len(choices)} answers, and samples={n_choices} asks for that many: this server "
+                    f"may not know the chat's 'n'. Give samples=1.{at}"
                 )
-            if sorted(choices) != list(range(n_choices)) or len(given) > n_choices:
+            if sorted(choice["index"] for choice in choices) != list(range(n_choices)):
                 raise LookupError
         except (LookupError, TypeError, ValueError) as error:
             raise self._failed(
-                f"A language model answers with a JSON object that has one of 'choices' per prompt; {self.url} "
-                f"answered {self._shown(json.dumps(answer))}. Is this the address of one?{where(batch)}"
+                f"A language model answers with a JSON object that has 'choices'; {self.url} answered "
+                f"{self._shown(json.dumps(answer))}. Is this the address of one?{at}"
             ) from error
         if self.samples is not None:
-            return [mean_verdict([self._verdict(choice, where(batch)) for choice in given], self.answers)]
-        return [self._read(choices[at], where([pair])) for at, pair in enumerate(batch)]
+            return [mean_verdict([self._verdict(choice, at) for choice in choices], self.answers)]
+        return [self._read(choices[0], at)]
 
     def _verdict(self, choice: Mapping[str, Any], at: str) -> str:
         """The answer that a choice is."""
@@ -213,7 +181,7 @@ class JudgeScorer(RemoteScorer):
         """The text of a choice; an error where the judge refused."""
         given = choice.get("message")
         message = given if isinstance(given, dict) else {}
-        said = self._without_key(str(message.get("refusal") or message.get("content") or choice.get("text") or ""))
+        said = self._without_key(str(message.get("refusal") or message.get("content") or ""))
         if message.get("refusal") or choice.get("finish_reason") == "content_filter":
             raise self._failed(f"The judge {self.model!r} refused to judge: {said[:200]!r}.{at}")
         return said
@@ -255,13 +223,9 @@ _ADVICE = (
 
 
 def _listed(logprobs: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """The likeliest first tokens: of the chat shape {"content": […]}, or of the older {"top_logprobs": […]}."""
-    if "content" in logprobs:
-        places = logprobs["content"]
-        entries = [(one["token"], one["logprob"]) for one in places[0]["top_logprobs"]] if places else []
-    else:
-        places = logprobs["top_logprobs"]
-        entries = list(places[0].items()) if places else []
+    """The likeliest first tokens."""
+    places = logprobs["content"]
+    entries = [(one["token"], one["logprob"]) for one in places[0]["top_logprobs"]] if places else []
     # bool is a kind of int, and servers write null or NaN too for what cannot be; a rounded 0 may lie a little above.
     if any(at is not None and (type(at) not in (int, float) or at > _CERTAIN) for _, at in entries):
         raise TypeError
@@ -313,10 +277,9 @@ def _checked_prompt(prompt: str, *, instruction: str | None) -> str:
     return prompt
 
 
-def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool, is_chat: bool) -> str:
+def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool) -> str:
     asked = f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
     if is_graded:
         rising = sorted(answers, key=lambda answer: answers[answer] or 0)
         asked = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
-    # A chat has its place for the answer; a text that is continued needs one.
-    return _PAIR_TEXT + asked + ("" if is_chat else "\nAnswer:")
+    return _PAIR_TEXT + asked

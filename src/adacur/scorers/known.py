@@ -22,17 +22,12 @@ from adacur.records import Item, Pair, Query, repeats
 class KnownScores(Protocol):
     """Scores by pair; pairs with equal keys have one score."""
 
-    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
-        """By what each pair is known."""
-        ...
+    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]: ...
 
     def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
         """The scores of those keys that have one."""
-        ...
 
-    def add(self, keys: Sequence[Any], scores: FloatArray) -> None:
-        """Keep one score per key."""
-        ...
+    def add(self, keys: Sequence[Any], scores: FloatArray) -> None: ...
 
 
 class ScoresInMemory:
@@ -107,15 +102,12 @@ class MatrixScorer:
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        rows = _positions(self._rows, (query.id for query, _ in pairs), "query")
-        columns = _positions(self._columns, (item.id for _, item in pairs), "item")
-        return self.matrix[rows, columns]
+        queries, items = [query for query, _ in pairs], [item for _, item in pairs]
+        return self.matrix[_positions(self._rows, queries, "query"), _positions(self._columns, items, "item")]
 
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
-        rows = _positions(self._rows, (query.id for query in queries), "query")
-        columns = _positions(self._columns, (item.id for item in items), "item")
-        return self.matrix[np.ix_(rows, columns)]
+        return self.matrix[np.ix_(_positions(self._rows, queries, "query"), _positions(self._columns, items, "item"))]
 
     def _place(self, key: tuple[str, str]) -> tuple[int, int] | None:
         row, column = self._rows.get(key[0]), self._columns.get(key[1])
@@ -130,9 +122,9 @@ def _numbered(records: Sequence[Any], kind: str) -> dict[str, int]:
     return numbered
 
 
-def _positions(numbered: dict[str, int], ids: Iterable[str], kind: str) -> IntArray:
+def _positions(numbered: dict[str, int], records: Iterable[Query | Item], kind: str) -> IntArray:
     try:
-        return np.fromiter((numbered[id_] for id_ in ids), dtype=np.intp)
+        return np.fromiter((numbered[record.id] for record in records), dtype=np.intp)
     except KeyError as error:
         raise UnknownName(
             f"The score matrix has no {kind} with the id {error.args[0]!r}; it knows {len(numbered)} of them."

@@ -1,12 +1,10 @@
-"""What scorers charge for: tokens of pairs, counted before they are scored, and a small dated table of prices."""
+"""What scorers charge for: tokens of pairs, counted before they are scored, and units of a price."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -20,31 +18,6 @@ from adacur.records import Item, Pair, Query
 _SPECIAL_TOKENS = 16
 # Cohere's search: a request with one query and up to 100 documents.
 _PAIRS_PER_SEARCH = 100
-
-
-def _usd(amount: str, per: int, unit: str, seen: str, source: str) -> Price:
-    return Price(Decimal(amount), "USD", per, unit, seen, source)
-
-
-# By the host of a service and the name of a model. Read second-hand, from the pages named; the services' own pages
-# were not consulted. Give price= where yours differs.
-PRICES: dict[str, dict[str, Price]] = {
-    "cohere.com": {
-        "rerank-v4.0-fast": _usd(
-            "2.00", 1000, "searches", "2026-06", "developer.puter.com/tutorials/cohere-api-pricing"
-        ),
-        "rerank-v4.0-pro": _usd(
-            "2.50", 1000, "searches", "2026-06", "developer.puter.com/tutorials/cohere-api-pricing"
-        ),
-    },
-    "voyageai.com": {
-        "rerank-2.5": _usd("0.05", 1_000_000, "tokens", "2026-11", "getmaxim.ai/bifrost/model-library/provider/voyage"),
-        "rerank-2.5-lite": _usd("0.02", 1_000_000, "tokens", "2026-07-27", "openrouter.ai/voyageai"),
-    },
-    "zeroentropy.dev": {
-        "zerank-2": _usd("0.025", 1_000_000, "tokens", "2026-10-07", "zeroentropy.dev/pricing, by api-evangelist"),
-    },
-}
 
 
 def _layers(scorer: Any) -> Iterator[Any]:
@@ -101,18 +74,9 @@ def _bytes(text: str) -> int:
 
 
 def price_of(scorer: Scorer) -> Price | None:
-    """What a scorer costs: as it says itself (`Metered(scorer, price=…)`), else by the table; None where unknown.
-
-    The table knows services by the host that is called, so a server of your own that speaks like one has no price.
-    """
-    for layer in _layers(scorer):
-        if isinstance(price := getattr(layer, "price", None), Price):
-            return price
-        url, model = getattr(layer, "url", None), getattr(layer, "model", None)
-        if isinstance(url, str) and isinstance(model, str) and (host := urlsplit(url).hostname):
-            domain = next((one for one in PRICES if host == one or host.endswith(f".{one}")), "")
-            return PRICES.get(domain, {}).get(model)
-    return None
+    """What a scorer costs, as it says itself: `Metered(scorer, price=…)`."""
+    prices = (getattr(layer, "price", None) for layer in _layers(scorer))
+    return next((price for price in prices if isinstance(price, Price)), None)
 
 
 def units_of(price: Price, scorer: Scorer, tokens: IntArray) -> int:

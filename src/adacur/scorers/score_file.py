@@ -17,15 +17,14 @@ from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, FileFormatError, InputError, StorageFull
 from adacur.records import Pair
 
-_APPLICATION = int.from_bytes(b"ACsc", "big")
-_VERSION = 1
+# With the number of the format.
+_APPLICATION = int.from_bytes(b"ACs1", "big")
 _SCHEMA = (
     "CREATE TABLE scorers (id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE, card TEXT NOT NULL)",
     # The bytes of the float: SQLite's own numbers know no float32 and lose the sign of zero.
     "CREATE TABLE scores (scorer INTEGER NOT NULL, query BLOB NOT NULL, item BLOB NOT NULL, "
     "score BLOB NOT NULL CHECK (length(score) IN (2, 4, 8)), PRIMARY KEY (scorer, query, item)) WITHOUT ROWID",
     f"PRAGMA application_id = {_APPLICATION}",
-    f"PRAGMA user_version = {_VERSION}",
 )
 _DIGEST = 16
 _KEYS_PER_LOOK_UP = 1000
@@ -149,29 +148,19 @@ class ScoreFile:
         if self._has_tables(connection):
             return
         with _transaction(connection):
-            # Another process may have created them meanwhile; any other database is left alone.
+            # Another process may have created them meanwhile.
             if not self._has_tables(connection):
-                if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    raise FileFormatError(
-                        f"{self._path} is an SQLite database, but not a score cache. Give another path."
-                    )
                 for statement in _SCHEMA:
                     connection.execute(statement)
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:
-        if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-            return False
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != _VERSION:
-            raise FileFormatError(
-                f"{self._path} is a score cache of format {version}, and this adacur knows format {_VERSION}. "
-                "Upgrade adacur, or give another path."
-            )
-        # A view or a trigger is foreign SQL, which a look-up would run.
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = connection.execute("SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        if any(kind != "table" or sql not in _SCHEMA for kind, sql in tables):
-            raise FileFormatError(f"{self._path} has tables that a score cache does not have. Give another path.")
-        return True
+        # A view or a trigger is foreign SQL, which a look-up would run.
+        strange = any(kind != "table" or sql not in _SCHEMA for kind, sql in tables)
+        if strange or (tables and application != _APPLICATION):
+            raise FileFormatError(f"{self._path} is an SQLite database, but not a score cache. Give another path.")
+        return bool(tables)
 
     def _scorer_id(self, connection: sqlite3.Connection) -> int:
         fingerprint = _digest(self._identity, b"scorer")

@@ -1,9 +1,9 @@
 """Anchor scores at rest: build, resume, change, verify; and the probes that recognise a scorer.
 
-Where to change what: `build_blocks` scores block by block (`source` compares with what a folder holds, `workers` says
-where, `estimate` what it costs, `progress` reports). On disk: `manifest`, `database` and `items` (SQLite), `blocks`
-(Zarr), `compressed` (features), `writing` (locks, atomic writes). `folder` opens a version, which `parts` puts
-together; `readers` keeps it while it is read; `updates` makes a new one.
+Where to change what: `build_blocks` makes an index (`source` compares with what a folder holds), `scored_parts` scores
+block by block (`workers` says where, `estimate` what it costs, `progress` reports). On disk: `manifest`, `database` and
+`items` (SQLite), `blocks` (Zarr), `compressed` (features), `writing` (locks, atomic writes). `folder` opens a version,
+which `parts` puts together; `versions` keeps it while it is read; `updates` makes a new one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from adacur.store.folder import IndexFolder, build_status, first_stage_folders, 
 from adacur.store.manifest import Manifest, Origin, home_of, read_manifest, write_manifest
 from adacur.store.probes import Drift, DriftWarning, check_scorer, drift_now
 from adacur.store.progress import Progress, ScoringBar
-from adacur.store.readers import COMPRESSED, prune
 from adacur.store.updates import Update, updating
 from adacur.store.verify import verify
+from adacur.store.versions import COMPRESSED, prune
 from adacur.store.workers import On
 from adacur.store.writing import locked, write_checksums
 

@@ -1,52 +1,31 @@
-"""Scoring every item against every anchor query, block by block; a finished block is never scored again."""
+"""Scoring an index: every item against every anchor query; a finished block is never scored again."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
-import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from adacur.arrays import FloatArray
-from adacur.errors import (
-    AdacurError,
-    DamagedIndex,
-    IndexMismatch,
-    InputError,
-    ScorerError,
-    ScorerFailed,
-)
+from adacur.errors import EmptyInput, IndexMismatch, InputError
 from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.records import Item, Query, as_queries
-from adacur.scorers.calling import score_grid
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.blocks import ScoreBlocks, as_stored, check_dtype, digest_scores, largest_block
-from adacur.store.database import DATABASE_FILES, connect, count_documents, load, seal
-from adacur.store.estimate import (
-    MOST_LOOKED_AT,
-    Estimate,
-    block_items_for,
-    blocks_of_small_build,
-    count_cut,
-    estimate,
-)
-from adacur.store.executor import Executor, InThisProcess, WorkersLost
-from adacur.store.folder import IndexFolder, is_finished
+from adacur.store.blocks import check_dtype
+from adacur.store.database import load
+from adacur.store.estimate import MOST_LOOKED_AT
+from adacur.store.folder import BUILT, IndexFolder
 from adacur.store.items import StoredItems
-from adacur.store.manifest import Manifest, Origin, Probe, write_manifest
-from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
+from adacur.store.manifest import PARTS, VERSIONS, Manifest, Origin, PartRecord, home_of, point_to, write_manifest
+from adacur.store.parts import Layout, write_removed_items
 from adacur.store.progress import Progress, ProgressReports
-from adacur.store.source import Source, begun, check_same, comparable
-from adacur.store.workers import On, check_workers, connected_to, executor_for
+from adacur.store.scored_parts import Scoring, begin_part, score_part, write_part
+from adacur.store.source import Source, begun, check_same
+from adacur.store.workers import On, check_workers, connected_to
 from adacur.store.writing import (
     LOCK,
     check_no_links,
@@ -56,40 +35,17 @@ from adacur.store.writing import (
     locked,
     made_whole,
     remove_files,
+    sync_path,
     write_atomically,
 )
 
 _log = logging.getLogger("adacur.build")
 
-_SAMPLE_ITEMS = 512
-_SMALL_BUILD = 20_000
-_PAIRS_TO_RECOGNISE = 8
-_CONTINUES = "Finished blocks are kept: the same call, or command, again goes on from there."
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
 
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A unit of work: items that follow one another, to be scored against every anchor query."""
-
-    number: int
-    items: list[Item]
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """Scores as they are stored, (items, anchor queries), and the seconds of work in them."""
-
-    values: FloatArray
-    seconds: float
-
-
-_ScoreBlock = Callable[[_Block], _Scored]
-_ChooseExecutor = Callable[[int], Executor[_Block, _Scored]]
-"""From the number of blocks that are left to the executor that scores them."""
 Completes = Callable[[Path, Items], Mapping[str, Any]]
-"""Adds to a folder whose scores are all stored what belongs to its build; the fields of the manifest that say so."""
+"""Adds to a version whose scores are all stored what belongs to its build; the fields of the manifest that say so."""
 
 
 def build_scores(
@@ -126,49 +82,31 @@ def build_scores(
         raise InputError(f"block_items must be at least 1; got {block_items}.")
     check_workers(executor, scorer)
     anchors = () if anchor_queries is None else distinct_anchors(as_queries(anchor_queries))
-    reports = ProgressReports(progress)
-
-    def choose_executor(blocks_left: int) -> Executor[_Block, _Scored]:
-        return executor_for(
-            executor,
-            scorer,
-            here=_scoring(scorer, anchors=anchors, dtype=dtype),
-            elsewhere=functools.partial(_scoring_elsewhere, card=scorer.card, anchors=anchors, dtype=dtype),
-            blocks_left=blocks_left,
-        )
-
-    def choose_block_items(n_items: int) -> int:
-        pairs = n_items * len(anchors)
-        size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(anchors)}
-        cost = Estimate(**size, pairs=pairs, bytes=pairs * np.dtype(dtype).itemsize)
-        if block_items is None and pairs > _SMALL_BUILD:
-            sample = StoredItems(folder).at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int))
-            limits: dict[str, Any] = {"seconds": 1.0, "most_calls": pairs // 200}
-            cost = estimate(sample, anchors, scorer=scorer, **size, dtype=dtype, seed=seed, **limits, executor=executor)
-        reports.timed = cost.calls_used
-        if anchors:
-            _log.info("%s", cost.summary())
-        if block_items or not cost.calls_used:
-            return block_items or blocks_of_small_build(n_items)
-        return block_items_for(cost.pairs_per_second, **size, dtype=dtype, workers=cost.workers)
-
-    def complete(path: Path, items: Items) -> Mapping[str, Any]:
-        n_cut = count_cut(scorer, anchors, items)
-        if n_cut:
-            _log.warning("%s", cut_in_words(n_cut, len(items), scorer.card))
-        return {"cut": n_cut} | dict(completes(path, items) if completes else {})
-
-    # A cluster takes seconds to start, and a finished index has no use for it.
-    with contextlib.nullcontext() if is_finished(folder) else connected_to(executor):
-        _build(
-            folder,
-            Source(items, anchors, card=scorer.card, dtype=dtype, seed=seed, origin=origin),
-            choose_executor=choose_executor,
-            choose_block_items=choose_block_items,
-            scorer=scorer,
-            reports=reports,
-            completes=complete,
-        )
+    source = Source(items, anchors, card=scorer.card, dtype=dtype, origin=origin)
+    scoring = Scoring(scorer, dtype, seed, executor, block_items, ProgressReports(progress))
+    part = folder / PARTS / BUILT
+    # Before anything in a finished folder is opened.
+    check_no_links(folder)
+    if (manifest := begun(folder)) is not None and manifest.status == "complete":
+        check_same(folder, part, manifest, source)
+        return IndexFolder.open(folder)
+    with connected_to(executor), locked(folder) as created, full_disk_reported(folder, scoring.reports.summary):
+        # Another process may have begun, or finished, before this one got the lock.
+        if (manifest := begun(folder)) is None:
+            manifest = _begin(folder, source, scoring, created=created)
+        else:
+            check_same(folder, part, manifest, source)
+            _log.info("Continuing the build in %s: finished blocks are not scored again.", folder)
+        if manifest.status != "complete":
+            stored = StoredItems(part, keep_open=False)
+            sealed = score_part(part, scoring, anchors, stored)
+            write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
+            if sealed.cut:
+                _log.warning("%s", cut_in_words(sealed.cut, len(stored), scorer.card))
+            home = home_of(folder)
+            facts: dict[str, Any] = dict(completes(home, stored)) if completes else {}
+            manifest = replace(manifest, status="complete", probes=sealed.probes, cut=sealed.cut)
+            write_manifest(home, replace(manifest, **facts))
     return IndexFolder.open(folder)
 
 
@@ -184,247 +122,58 @@ def cut_in_words(n_cut: int, n_items: int, card: ScorerCard | None) -> str:
 
 def save_table(table: AnchorScores, path: str | Path, *, card: ScorerCard | None = None, **facts: Any) -> IndexFolder:
     """Write anchor scores from memory as a finished folder; `card` names their scorer, `facts` go into its manifest."""
-    matrix = table.matrix
-
-    def rows(start: int, stop: int) -> FloatArray:
-        return matrix[start:stop]
-
-    return save_rows(table.items, table.anchor_queries, rows, dtype=str(matrix.dtype), path=path, card=card, **facts)
-
-
-def save_rows(
-    items: Items,
-    anchors: Sequence[Query],
-    rows: Callable[[int, int], FloatArray],
-    *,
-    dtype: str,
-    path: str | Path,
-    card: ScorerCard | None = None,
-    **facts: Any,
-) -> IndexFolder:
-    """The same from `rows(start, stop)`: scores of items in these positions, (items, anchor queries), read in order."""
     folder = folder_at(path)
     if is_in_use(folder):
         raise IndexMismatch(f"{folder} is in use already. Save to a new folder, or remove that one first.")
-    block_items = min(len(items), largest_block(len(anchors), dtype))
-
-    def look_up(block: _Block) -> _Scored:
-        start = block.number * block_items
-        return _Scored(rows(start, start + len(block.items)), seconds=0.0)
-
-    queries = distinct_anchors(anchors) if anchors else ()
+    matrix, anchors = table.matrix, distinct_anchors(table.anchor_queries) if table.anchor_queries else ()
     # Saving cannot be resumed, so half a table must never be seen under the folder's name.
     with made_whole(folder) as unfinished:
-        _build(
-            unfinished,
-            Source(items, queries, card=card, dtype=dtype, check=lambda item: None),
-            choose_executor=lambda *_: InThisProcess(look_up),
-            choose_block_items=lambda _: block_items,
-            reports=ProgressReports(None),
-            completes=lambda *_: facts,
-        )
+        part = unfinished / PARTS / BUILT
+        given: dict[str, Any] = {"dtype": str(matrix.dtype), "card": card}
+        manifest = write_part(part, table.items, anchors, lambda start, stop: matrix[start:stop], **given)
+        write_atomically(unfinished / "pt_meta.json", json.dumps(_PYTERRIER))
+        _write_first_version(unfinished, replace(manifest, **facts), n_brought=len(anchors))
     return IndexFolder.open(folder)
 
 
-def _build(
-    folder: Path,
-    source: Source,
-    *,
-    choose_executor: _ChooseExecutor,
-    choose_block_items: Callable[[int], int],
-    reports: ProgressReports,
-    completes: Completes,
-    scorer: Scorer | None = None,
-) -> None:
-    # Before anything in a finished folder is opened.
-    check_no_links(folder)
-    manifest = begun(folder)
-    if manifest is not None and manifest.status == "complete":
-        check_same(folder, manifest, source)
-        return
-    with locked(folder) as created, full_disk_reported(folder, reports.summary):
-        # Another process may have begun, or finished, before this one got the lock.
-        manifest = begun(folder)
-        if manifest is None:
-            manifest = _begin(folder, source, choose_block_items, created=created)
-        else:
-            check_same(folder, manifest, source)
-            if manifest.status == "complete":
-                return
-            _log.info("Continuing the build in %s: finished blocks are not scored again.", folder)
-        with contextlib.closing(connect(folder, writable=True)) as connection:
-            blocks = ScoreBlocks.open(folder, manifest, writable=True)
-            # A name proves little where there are no weights to compare.
-            if scorer is not None and not same_scorer(manifest.scorer, scorer.card):
-                reports.drift = _recognise(blocks, connection, source.anchors, scorer)
-            _score_blocks(blocks, connection, choose_executor=choose_executor, reports=reports)
-            probes = _choose_probes(blocks, connection)
-        blocks.tidy()
-        write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
-        facts = completes(folder, StoredItems(folder, keep_open=False))
-        write_manifest(folder, replace(manifest, status="complete", probes=probes, **facts))
-
-
-def _begin(folder: Path, source: Source, choose_block_items: Callable[[int], int], *, created: bool) -> Manifest:
-    """Store the items and anchor queries, an array without scores, and the manifest, which comes last."""
-    _remove(folder)
+def _begin(folder: Path, source: Source, scoring: Scoring, *, created: bool) -> Manifest:
+    """Store the items and anchor queries, an array without scores, and the manifests; that of the index comes last."""
+    _clear(folder)
+    part = folder / PARTS / BUILT
     try:
-        with contextlib.closing(connect(folder, writable=True)) as connection:
-            n_items, *digests = load(connection, source.items, source.anchors, check=source.check)
-            documents = count_documents(connection)
+        part.mkdir(parents=True)
+        loaded = load(part, source.items, source.anchors, check=source.check)
+        if not loaded.n_items:
+            raise EmptyInput("There are no items. Give at least one.")
     except Exception:
-        _remove(folder)
+        _clear(folder)
         remove_files(folder, LOCK)
         if created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-    manifest = Manifest(
-        status="building",
-        n_items=n_items,
-        n_anchors=len(source.anchors),
-        dtype=source.dtype,
-        block_items=choose_block_items(n_items),
-        items_digest=digests[0],
-        metadata_digest=digests[1],
-        anchors_digest=digests[2],
-        scorer=source.card,
-        seed=source.seed,
-        origin=source.origin,
-        documents=documents,
-    )
-    ScoreBlocks.create(folder, manifest)
-    write_manifest(folder, manifest)
-    return manifest
+    size = scoring.block_size(StoredItems(part, keep_open=False), source.anchors)
+    shape = loaded.n_items, len(source.anchors)
+    manifest = begin_part(part, loaded, *shape, source.dtype, size, scorer=source.card, seed=scoring.seed)
+    manifest = replace(manifest, origin=source.origin, documents=loaded.documents)
+    return _write_first_version(folder, manifest, n_brought=len(source.anchors))
 
 
-def _remove(folder: Path) -> None:
+def _clear(folder: Path) -> None:
     """Remove what a build that never reached its manifest left behind, and nothing else."""
-    ScoreBlocks.discard(folder)
-    remove_files(folder, *DATABASE_FILES)
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    shutil.rmtree(folder / VERSIONS, ignore_errors=True)
 
 
-def _recognise(
-    blocks: ScoreBlocks, connection: sqlite3.Connection, anchors: Sequence[Query], scorer: Scorer
-) -> Drift | None:
-    """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
-    finished = connection.execute("SELECT min(block) FROM blocks").fetchone()[0]
-    if finished is None:
-        return None
-    values, items = _read_back(blocks, connection, finished), _block_items(connection, blocks.manifest.block(finished))
-    rows, columns = (np.linspace(0, n - 1, _PAIRS_TO_RECOGNISE).astype(int) for n in (len(items), len(anchors)))
-    rows, columns = np.unique([rows, columns], axis=1)
-    pairs = [(anchors[column], items[row]) for row, column in zip(rows, columns, strict=True)]
-    return compare_scores(scorer, pairs, values[rows, columns], blocks.manifest, where=blocks.folder)
-
-
-def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> _ScoreBlock:
-    def score(block: _Block) -> _Scored:
-        started = time.perf_counter()
-        scores = score_grid(scorer, anchors, block.items)
-        seconds = time.perf_counter() - started
-        values = as_stored(scores, dtype, lambda at: (anchors[at[0]], block.items[at[1]]))
-        return _Scored(np.ascontiguousarray(values.T), seconds)
-
-    return score
-
-
-def _scoring_elsewhere(
-    open_scorer: Callable[[], Scorer], *, card: ScorerCard, anchors: Sequence[Query], dtype: str
-) -> _ScoreBlock:
-    """Called in another process, perhaps on another machine."""
-    try:
-        scorer = open_scorer()
-    except AdacurError:
-        raise
-    except Exception as error:
-        raise ScorerFailed(
-            f"Scorer {card.name!r} could not be opened in a second process: {type(error).__name__}: {error}"
-        ) from error
-    # One index never holds the scores of two scorers.
-    if comparable(scorer.card) != comparable(card):
-        raise ScorerFailed(f"The scorers of all processes must be alike; got {scorer.card} beside {card}.")
-    return _scoring(scorer, anchors=anchors, dtype=dtype)
-
-
-def _score_blocks(
-    blocks: ScoreBlocks, connection: sqlite3.Connection, *, choose_executor: _ChooseExecutor, reports: ProgressReports
-) -> None:
-    """Read the next block and write the last one while a block is scored.
-
-    The scorer runs in this thread, or in other processes; reading and writing each have a thread and a connection of
-    their own. Only one finished block may wait to be written.
-    """
-    manifest = blocks.manifest
-    done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
-    left = [block for block in range(manifest.n_blocks) if block not in done]
-    pairs = manifest.n_items * manifest.n_anchors
-    pairs_done = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
-    reports.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
-    if not left:
-        return
-    executor = choose_executor(len(left))
-
-    def store(block: int, scored: _Scored) -> None:
-        blocks.write(block, scored.values)
-        # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
-        record = (block, digest_scores(scored.values), scored.values.size, scored.seconds)
-        connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", record)
-        reports.add(blocks=1, pairs=scored.values.size, workers=executor.workers)
-
-    # However this ends, the executor is stopped first and what was scored is then still written.
-    with (
-        ThreadPoolExecutor(1, thread_name_prefix="adacur-write") as writer,
-        contextlib.closing(executor.run(_read_blocks(blocks, left))) as scoring,
-    ):
-        writing: Future[None] | None = None
-        try:
-            for block, scored in scoring:
-                last, writing = writing, writer.submit(store, block.number, scored)
-                # Names that live on into the next turn would keep a block in memory for nothing.
-                del block, scored
-                if last is not None:
-                    last.result()
-        except WorkersLost as error:
-            raise ScorerFailed(f"{error} {_CONTINUES}") from error
-        except ScorerError as error:
-            if reports.now.blocks_done or writing is not None:
-                error.args = (f"{error} {_CONTINUES}",)
-            raise
-        if writing is not None:
-            writing.result()
-
-
-def _choose_probes(blocks: ScoreBlocks, connection: sqlite3.Connection) -> tuple[Probe, ...]:
-    """Read all scores once more, and choose those by which the scorer is recognised; then seal the database."""
-    manifest = blocks.manifest
-    written = (
-        (manifest.block(block).start, _read_back(blocks, connection, block)) for block in range(manifest.n_blocks)
-    )
-    probes = choose_probes(written, seed=manifest.seed)
-    seal(connection)
-    return probes
-
-
-def _read_back(blocks: ScoreBlocks, connection: sqlite3.Connection, block: int) -> FloatArray:
-    """The scores of a finished block; one that is damaged is finished no more."""
-    digest = connection.execute("SELECT digest FROM blocks WHERE block = ?", (block,)).fetchone()[0]
-    try:
-        return blocks.read(block, digest=digest)
-    except DamagedIndex:
-        connection.execute("DELETE FROM blocks WHERE block = ?", (block,))
-        raise
-
-
-def _read_blocks(blocks: ScoreBlocks, numbers: Iterable[int]) -> Iterator[_Block]:
-    with contextlib.closing(connect(blocks.folder)) as connection:
-        for number in numbers:
-            yield _Block(number, _block_items(connection, blocks.manifest.block(number)))
-
-
-def _block_items(connection: sqlite3.Connection, positions: range) -> list[Item]:
-    rows = connection.execute(
-        "SELECT id, text, metadata FROM items WHERE position >= ? AND position < ? ORDER BY position",
-        (positions.start, positions.stop),
-    )
-    return [Item(id=id_, text=text, metadata=json.loads(metadata)) for id_, text, metadata in rows]
+def _write_first_version(folder: Path, manifest: Manifest, *, n_brought: int) -> Manifest:
+    """Write the version of one part, as far as that is built, and make it the current one."""
+    home = folder / VERSIONS / "1"
+    home.mkdir(parents=True)
+    records = (PartRecord(BUILT, manifest.n_items, n_brought),)
+    removed = write_removed_items(home, Layout.of(records).items)
+    manifest = replace(manifest, parts=records, removed_items=removed)
+    write_manifest(home, manifest)
+    sync_path(home.parent)
+    sync_path(folder)
+    point_to(folder, 1)
+    return manifest

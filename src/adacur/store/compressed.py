@@ -17,8 +17,8 @@ from adacur.errors import DamagedIndex, IndexMismatch, OtherFormat
 from adacur.model import Features, ItemFactors, PackedRows, ScoreScale
 from adacur.model.rows import Allocate
 from adacur.protocols import AnchorScores
-from adacur.store.manifest import read_manifest
-from adacur.store.readers import COMPRESSED
+from adacur.store.manifest import manifest_in
+from adacur.store.versions import COMPRESSED
 from adacur.store.writing import damage_reported, locked, made_whole, write_checksums
 
 _FORMAT = 1
@@ -86,7 +86,7 @@ def drop_features(home: Path) -> bool:
 
 def _belongs_to(home: Path) -> dict[str, Any]:
     """What compressed features depend on, besides the scores that these texts were given."""
-    manifest = read_manifest(home)
+    manifest = manifest_in(home)
     dense = home / "first" / "dense"
     return {
         "items_digest": manifest.items_digest,

@@ -7,13 +7,13 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adacur.as_json import as_json
-from adacur.errors import DamagedIndex, DuplicateId, EmptyInput, IndexFolderError, IndexLocked, InputError
+from adacur.errors import DamagedIndex, DuplicateId, IndexFolderError, IndexLocked, InputError
 from adacur.records import Item, Query, repeats
-from adacur.store.manifest import Manifest
 from adacur.store.writing import is_full
 
 DATABASE = "items.sqlite"
@@ -72,18 +72,14 @@ def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:
         raise damaged(folder, f"it was not made by adacur: {str(foreign[0])[:80]!r}")
 
 
-def check_room(folder: Path, manifest: Manifest) -> None:
+def check_room(folder: Path, *, n_items: int, n_anchors: int) -> None:
     """Refuse counts that the database has no room for, before memory is taken for them."""
     try:
         size = (folder / DATABASE).stat().st_size
     except OSError as error:
         raise damaged(folder, str(error)) from error
-    if max(manifest.n_items, manifest.n_anchors) > size:
-        raise damaged(
-            folder,
-            f"its {size} bytes cannot hold {manifest.n_items} items and {manifest.n_anchors} anchor queries, as the "
-            "manifest says",
-        )
+    if max(n_items, n_anchors) > size:
+        raise damaged(folder, f"its {size} bytes cannot hold {n_items} items and {n_anchors} anchor queries")
 
 
 def damaged(folder: Path, what: str) -> DamagedIndex:
@@ -114,12 +110,19 @@ def reading(folder: Path) -> Iterator[None]:
         raise damaged(folder, str(error)) from error
 
 
-def load(
-    connection: sqlite3.Connection, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], object]
-) -> tuple[int, str, str, str]:
-    """Stream items and anchors into an empty database in one transaction; returns their count and the digests of the
-    items' ids and texts, of their metadata, and of the anchors.
-    """
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was written into a database: the number of items, and digests of ids and texts and of metadata."""
+
+    n_items: int
+    items_digest: str
+    metadata_digest: str
+    anchors_digest: str
+    documents: int | None
+
+
+def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], object]) -> Loaded:
+    """Stream items and anchor queries into a new database in one transaction."""
     digest, metadata_digest = _fresh_digest(), _fresh_digest()
     count = 0
     latest = ""
@@ -135,8 +138,8 @@ def load(
             yield count, item.id, item.text, metadata
             count += 1
 
-    connection.execute("BEGIN")
-    try:
+    with contextlib.closing(connect(folder, writable=True)) as connection:
+        connection.execute("BEGIN")
         for statement in _SCHEMA:
             connection.execute(statement)
         try:
@@ -144,24 +147,17 @@ def load(
         except sqlite3.IntegrityError:
             again = repeats(item.id for item in items) if isinstance(items, Sequence) else f"{latest!r} occurs"
             raise DuplicateId(f"Item ids must be unique; {again} more than once.") from None
-        if not count:
-            raise EmptyInput("There are no items. Give at least one.")
-        connection.executemany(
-            "INSERT INTO anchors VALUES (?, ?, ?)",
-            ((position, query.id, query.text) for position, query in enumerate(anchors)),
-        )
+        queries = ((position, query.id, query.text) for position, query in enumerate(anchors))
+        connection.executemany("INSERT INTO anchors VALUES (?, ?, ?)", queries)
         connection.execute("COMMIT")
-    finally:
-        # SQLite rolls back on some errors by itself, a full disk among them.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-    # Only now: in one large transaction a write-ahead log would hold a second copy of the collection.
-    connection.execute("PRAGMA journal_mode = WAL")
+        # Only now: in one large transaction a write-ahead log would hold a second copy of the collection.
+        connection.execute("PRAGMA journal_mode = WAL")
+        documents = _count_documents(connection)
     anchors_digest = digest_texts((query.id, query.text) for query in anchors)
-    return count, digest.hexdigest(), metadata_digest.hexdigest(), anchors_digest
+    return Loaded(count, digest.hexdigest(), metadata_digest.hexdigest(), anchors_digest, documents)
 
 
-def count_documents(connection: sqlite3.Connection) -> int | None:
+def _count_documents(connection: sqlite3.Connection) -> int | None:
     """How many documents the items belong to; None where no item names one."""
     named = "CASE WHEN json_type(metadata, '$.document') = 'text' THEN nullif(metadata ->> '$.document', '') END"
     documents, n_named = connection.execute(

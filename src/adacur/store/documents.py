@@ -46,5 +46,5 @@ def check_all_passages(given: Iterable[Item], documents: Mapping[str, Collection
 
 def most_cut(parts: Iterable[Part]) -> int | None:
     """How many items of these parts are longer than the scorer takes, at most; None where one part does not say."""
-    counts = [part.manifest.cut for part in parts if part.brings_items]
+    counts = [part.manifest.cut for part in parts if part.items]
     return None if None in counts else sum(filter(None, counts))

@@ -89,8 +89,7 @@ class Estimate:
             )
         if self.tokens:
             tokens = f"{'at most' if self.tokens_are_bound else 'about'} {self.tokens:,} tokens"
-            seen = f", as seen in {self.price.seen}" if self.price and self.price.seen else ""
-            money = f", {self.cost} (at {self.price}{seen})" if self.cost else ""
+            money = f", {self.cost} (at {self.price})" if self.cost else ""
             parts.append(f"{tokens}{money}")
         return f"{'; '.join(parts)}; {megabytes(self.bytes)} of scores."
 

@@ -16,20 +16,22 @@ from adacur.records import Query
 from adacur.store.blocks import ScoreBlocks
 from adacur.store.database import DATABASE, connect, read_texts, reading
 from adacur.store.items import PartItems, StoredItems
-from adacur.store.manifest import CONTINUE, MANIFEST, Manifest, read_manifest
+from adacur.store.manifest import CONTINUE, MANIFEST, PARTS, Manifest, read_manifest
 from adacur.store.parts import Layout, Part, exact_anchors, exact_cells, live_blocks, n_exact_cells, read_parts
-from adacur.store.readers import READERS, Reading, hold_version, places_of
+from adacur.store.versions import Reading, hold_version
 from adacur.store.writing import LOCK, folder_at
 
 _PARTS_KEPT_OPEN = 32
+# The part that a build makes.
+BUILT = "built"
 
 
 @dataclass(eq=False, repr=False)
 class IndexFolder:
     """Items, anchor queries and anchor scores of one version, which stays as it is when the index changes.
 
-    `home` is where the version keeps its first stages, tunings and compressed features; `parts` are the folders that
-    hold its items and scores, as `layout` has them: the index itself where it is as its build left it.
+    `home` is where the version keeps its first stages, tunings and features; `parts` are the folders that hold its
+    items and scores, as `layout` has them.
     """
 
     path: Path
@@ -72,20 +74,25 @@ class IndexFolder:
         held: Reading | None = None,
     ) -> IndexFolder:
         """A version that is made of these parts."""
-        anchors: dict[int, Query] = {}
+        anchors: list[Query] = []
         stores: list[StoredItems] = []
         for part in parts:
             # Parts are never written to again, so handles need not stay open; a process has some thousand of them.
             store = StoredItems(part.folder, keep_open=len(parts) <= _PARTS_KEPT_OPEN)
             texts = _anchors_of(part.folder)
-            _check_counts(part.folder, part.manifest, n_items=len(store), n_anchors=len(texts))
-            places = zip(part.columns.tolist(), texts, strict=True)
-            anchors |= {column: query for column, query in places if column >= 0}
-            if part.brings_items:
+            if (len(store), len(texts)) != (part.items, part.anchors):
+                raise DamagedIndex(
+                    f"{part.folder / DATABASE} holds {len(store)} items and {len(texts)} anchor queries; the manifest "
+                    f"says {part.items} and {part.anchors}. Restore both from a copy, and keep the folder: its scores "
+                    "may be whole."
+                )
+            # Those that a part brings come last among those that it has scores for.
+            columns = part.columns[len(part.columns) - part.anchors :].tolist()
+            anchors += (query for column, query in zip(columns, texts, strict=True) if column >= 0)
+            if part.items:
                 stores.append(store)
-        items = stores[0] if layout.is_whole else PartItems(stores, [part.rows for part in parts if part.brings_items])
-        queries = tuple(anchors[column] for column in range(manifest.n_anchors))
-        return cls(path, home, manifest, layout, parts, items, queries, held)
+        items = stores[0] if layout.is_whole else PartItems(stores, [part.rows for part in parts if part.items])
+        return cls(path, home, manifest, layout, parts, items, tuple(anchors), held)
 
     @property
     def version(self) -> int:
@@ -145,9 +152,9 @@ class IndexFolder:
             self.held.release()
 
 
-def first_stage_folders(path: Path) -> list[Path]:
-    """The folders of the first stages in an index or a version's home, sorted; a dot marks what is still written."""
-    return sorted(folder for folder in (path / "first").glob("[!.]*") if folder.is_dir())
+def first_stage_folders(home: Path) -> list[Path]:
+    """The folders of the first stages of a version, sorted; a dot marks what is still written."""
+    return sorted(folder for folder in (home / "first").glob("[!.]*") if folder.is_dir())
 
 
 def is_finished(path: str | Path) -> bool:
@@ -162,39 +169,16 @@ def build_status(path: str | Path) -> str | None:
 
 def pairs_done(path: str | Path) -> int:
     """How many pairs a build that was begun in a folder has scored."""
-    return 0 if build_status(path) is None else _count(Path(path), "coalesce(sum(pairs), 0)")
+    return 0 if build_status(path) != "building" else _count(Path(path), "coalesce(sum(pairs), 0)")
 
 
-def _count(folder: Path, what: str) -> int:
-    """A number from the record of finished blocks."""
+def _count(index: Path, what: str) -> int:
+    """A number from the record of the blocks that a build has finished."""
+    folder = index / PARTS / BUILT
     with contextlib.closing(connect(folder)) as connection, reading(folder):
         return int(connection.execute(f"SELECT {what} FROM blocks").fetchone()[0])
-
-
-def version_files(index: IndexFolder) -> list[str]:
-    """The files that the opened version is made of, relative to the index, sorted.
-
-    A folder with these files and nothing else is the same index: there is no lock among them, nothing of other
-    versions, and nothing that is not part of an index.
-    """
-    root = index.path
-    places = [root / name for name in (MANIFEST, "pt_meta.json", *places_of(root, index.home))]
-    files = [file for place in places for file in (place.rglob("*") if place.is_dir() else (place,)) if file.is_file()]
-    names = [file.relative_to(root).as_posix() for file in files]
-    # Neither hidden, half written, a lock, nor what SQLite writes beside a database.
-    left_out = (".partial", LOCK, READERS, "-wal", "-shm", "-journal")
-    return sorted(name for name in names if not name.endswith(left_out) and "/." not in f"/{name}")
 
 
 def _anchors_of(folder: Path) -> tuple[Query, ...]:
     with contextlib.closing(connect(folder)) as connection:
         return tuple(Query(id=id_, text=text) for id_, text in read_texts(connection, "anchors", folder=folder))
-
-
-def _check_counts(folder: Path, manifest: Manifest, *, n_items: int, n_anchors: int) -> None:
-    expected = (manifest.n_items, manifest.n_anchors)
-    if (n_items, n_anchors) != expected:
-        raise DamagedIndex(
-            f"{folder / DATABASE} holds {n_items} items and {n_anchors} anchor queries; its manifest says "
-            f"{expected[0]} and {expected[1]}. Restore both from a copy, and keep the folder: its scores may be whole."
-        )

@@ -98,13 +98,13 @@ class StoredItems(Items):
         texts = [id_ for id_ in ids if isinstance(id_, str) and id_ == id_.encode(errors="replace").decode()]
         return dict(self._select_in("SELECT id, position FROM items WHERE id", texts))
 
-    def _select_in(self, columns: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
-        rows = []
-        with self._connected() as connection:
-            for start in range(0, len(keys), _PARAMETERS):
-                some = keys[start : start + _PARAMETERS]
-                rows += connection.execute(f"{columns} IN ({','.join('?' * len(some))})", some).fetchall()
-        return rows
+    def _select_in(self, columns: str, keys: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        for start in range(0, len(keys), _PARAMETERS):
+            some = keys[start : start + _PARAMETERS]
+            # Nothing is yielded under the lock, which a reader that stops early would keep.
+            with self._connected() as connection:
+                rows = connection.execute(f"{columns} IN ({','.join('?' * len(some))})", some).fetchall()
+            yield from rows
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:

@@ -1,14 +1,14 @@
 """What a version of an index is made of: parts that only append items or anchor queries, and what was removed of them.
 
-A part is a finished folder of scores. One that brings items has their scores for the anchor queries that counted when
-it came; one that brings anchor queries has their scores for the items that counted then. So of every score that counts
-there is exactly one, whatever was removed in between.
+One that brings items has their scores for the anchor queries that counted when it came; one that brings anchor queries
+has their scores for the items that counted then. So of every score that counts there is exactly one, whatever was
+removed in between.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +20,11 @@ from adacur.data.stored import read_array
 from adacur.errors import DamagedIndex
 from adacur.store.blocks import ScoreBlocks, largest_block
 from adacur.store.database import check_room
-from adacur.store.manifest import Manifest, PartRecord, read_part_manifest
-from adacur.store.writing import damage_reported, sync_tree, write_checksums
+from adacur.store.manifest import PARTS, Manifest, PartRecord, manifest_in
+from adacur.store.writing import damage_reported, digest_file, sync_path
 
-PARTS = "parts"
-REMOVED = "removed"
-EXACT = "exact"
-_ITEMS, _CELLS = "items.npy", "cells.npy"
+REMOVED = "removed.npy"
+EXACT = "exact.npy"
 _COUNTS = np.iinfo(np.int32).max
 _ROWS_AT_ONCE = 8192
 
@@ -89,7 +87,7 @@ class Axis:
         return self._positions[self._ends[part] : self._ends[part + 1]]
 
     def held_by(self, part: int) -> IntArray:
-        """The same of what a part has: what it brought, or else all that counted when it came."""
+        """The same of what a part has scores of: what it brought, or else all that counted when it came."""
         if self.added[part]:
             return self.brought_by(part)
         before = self._ends[part]
@@ -98,110 +96,108 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A finished folder within an index. `rows` and `columns` are the positions that its items and anchor queries have
-    in the version, -1 for what was removed; both ascend. Where it `brings_items`, theirs are the texts that are read.
+    """A folder of scores. `rows` and `columns` are the positions that its items and anchor queries have in the version,
+    -1 for what was removed; both ascend. `items` and `anchors` count those that it brings, the texts of which it has.
     """
 
-    path: str
     folder: Path
     manifest: Manifest
     rows: IntArray
     columns: IntArray
-    brings_items: bool
+    items: int
+    anchors: int
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The parts of a version, in the order in which they came; a part of which nothing counts has no path."""
+    """The parts of a version, in the order in which they came; a part of which nothing counts has no name."""
 
-    paths: tuple[str | None, ...]
+    names: tuple[str | None, ...]
     items: Axis
     anchors: Axis
 
     @classmethod
-    def whole(cls, path: str, *, n_items: int, n_anchors: int) -> Layout:
-        """One part of which everything counts."""
-        nothing = np.empty((0, 2), dtype=np.int64)
-        return cls((path,), Axis.of([n_items], nothing), Axis.of([n_anchors], nothing))
+    def of(
+        cls,
+        records: Sequence[PartRecord],
+        removed_items: IntArray | None = None,
+        removed_anchors: IntArray | None = None,
+    ) -> Layout:
+        """As a manifest has it."""
+        none = np.empty((0, 2), dtype=np.int64)
+        items = Axis.of([record.items for record in records], none if removed_items is None else removed_items)
+        anchors = Axis.of([record.anchors for record in records], none if removed_anchors is None else removed_anchors)
+        return cls(tuple(record.name for record in records), items, anchors)
 
-    def grown(self, path: str, *, n_items: int = 0, n_anchors: int = 0) -> Layout:
+    def grown(self, name: str, *, n_items: int = 0, n_anchors: int = 0) -> Layout:
         """With one more part, of new items or of new anchor queries."""
-        return Layout((*self.paths, path), self.items.grown(n_items), self.anchors.grown(n_anchors))
+        return Layout((*self.names, name), self.items.grown(n_items), self.anchors.grown(n_anchors))
 
     def without(self, *, items: IntArray | None = None, anchors: IntArray | None = None) -> Layout:
         """Less the items or anchor queries at these positions of the version."""
         left = self.items if items is None else self.items.without(items)
         asked = self.anchors if anchors is None else self.anchors.without(anchors)
-        return Layout(self.paths, left, asked)
+        return Layout(self.names, left, asked)
 
     @property
     def is_whole(self) -> bool:
         """Whether it is one part of which everything counts."""
-        return len(self.paths) == 1 and bool(self.items.counts.all() and self.anchors.counts.all())
+        return len(self.names) == 1 and bool(self.items.counts.all() and self.anchors.counts.all())
 
     def needs(self, part: int) -> bool:
-        """Whether anything of a part counts: its items, or scores of its anchor queries."""
-        if self.items.added[part]:
-            return bool((self.items.brought_by(part) >= 0).any())
-        return bool((self.anchors.brought_by(part) >= 0).any() and (self.items.held_by(part) >= 0).any())
+        """Whether anything counts that a part brought."""
+        return bool((self.items.brought_by(part) >= 0).any() or (self.anchors.brought_by(part) >= 0).any())
 
     def records(self) -> tuple[PartRecord, ...]:
         """What the manifest of the version says of them."""
         return tuple(
-            PartRecord(path if self.needs(part) else None, self.items.added[part], self.anchors.added[part])
-            for part, path in enumerate(self.paths)
+            PartRecord(name if self.needs(part) else None, self.items.added[part], self.anchors.added[part])
+            for part, name in enumerate(self.names)
         )
 
-    def parts(self, index: Path, manifests: Mapping[str, Manifest] | None = None) -> list[Part]:
-        """The parts of which anything counts; `manifests` are those that have been read."""
-        known = manifests or {}
+    def parts(self, index: Path) -> list[Part]:
+        """The parts of which anything counts."""
         return [
             Part(
-                path,
-                index / path,
-                known.get(path) or read_part_manifest(index, path),
+                index / PARTS / name,
+                manifest_in(index / PARTS / name),
                 self.items.held_by(part),
                 self.anchors.held_by(part),
-                brings_items=self.items.added[part] > 0,
+                self.items.added[part],
+                self.anchors.added[part],
             )
-            for part, path in enumerate(self.paths)
-            if path is not None and self.needs(part)
+            for part, name in enumerate(self.names)
+            if name is not None and self.needs(part)
         ]
 
 
 def read_parts(index: Path, home: Path, manifest: Manifest) -> tuple[Layout, list[Part]]:
     """How a version is laid out, and its parts; refused where they do not fit, before memory is taken for them."""
-    if not manifest.parts:
-        check_room(index, manifest)
-        layout = Layout.whole(".", n_items=manifest.n_items, n_anchors=manifest.n_anchors)
-        return layout, layout.parts(index, {".": manifest})
-    file = home / REMOVED / _ITEMS
+    file = home / REMOVED
     with damage_reported(str(file)):
         removed = read_array(file, kind="i", ndim=2).astype(np.int64)
         asked = np.array(manifest.removed_anchors, dtype=np.int64).reshape(-1, 2)
-        if removed.shape[1] != 2:
-            raise ValueError(f"it has {removed.shape[1]} columns and not 2")
+        if removed.shape[1] != 2 or digest_file(file) != manifest.removed_items:
+            raise ValueError("its content is not what was written")
     records = manifest.parts
-    paths = [record.path for record in records if record.path is not None]
+    names = [record.name for record in records if record.name is not None]
     # Files have room for what a part counts, once: a manifest could name a part a million times.
-    if len(set(paths)) < len(paths):
+    if len(set(names)) < len(names):
         raise DamagedIndex(f"{home} names one of its parts more than once. Restore the folder from a copy.")
-    manifests = {path: read_part_manifest(index, path) for path in paths}
-    for path, part in manifests.items():
-        check_room(index / path, part)
-    added = [record.items for record in records], [record.anchors for record in records]
-    n_gone = sum(record.items for record in records if record.path is None)
-    n_held = sum(manifest.n_items for manifest in manifests.values())
-    counted = sum(added[0]) - len(removed), sum(added[1]) - len(asked)
-    if counted != (manifest.n_items, manifest.n_anchors) or n_gone > len(removed) or counted[0] > n_held:
+    for record in records:
+        if record.name is not None:
+            check_room(index / PARTS / record.name, n_items=record.items, n_anchors=record.anchors)
+    n_gone = sum(record.items for record in records if record.name is None)
+    counted = sum(record.items for record in records) - len(removed), sum(one.anchors for one in records) - len(asked)
+    if counted != (manifest.n_items, manifest.n_anchors) or n_gone > len(removed):
         raise DamagedIndex(
             f"The parts of {home} hold {counted[0]} items × {counted[1]} anchor queries, and its manifest counts "
             f"{manifest.n_items} × {manifest.n_anchors}. Restore the folder from a copy."
         )
     with damage_reported(f"What {home} says of its parts"):
-        layout = Layout(tuple(record.path for record in records), Axis.of(added[0], removed), Axis.of(added[1], asked))
-        parts = layout.parts(index, manifests)
-    lacking = any(path is None and layout.needs(number) for number, path in enumerate(layout.paths))
+        layout = Layout.of(records, removed, asked)
+        parts = layout.parts(index)
+    lacking = any(name is None and layout.needs(number) for number, name in enumerate(layout.names))
     if lacking or any(
         (len(part.rows), len(part.columns)) != (part.manifest.n_items, part.manifest.n_anchors) for part in parts
     ):
@@ -209,11 +205,11 @@ def read_parts(index: Path, home: Path, manifest: Manifest) -> tuple[Layout, lis
     return layout, parts
 
 
-def write_removed_items(home: Path, items: Axis) -> None:
-    """Write which items were removed; anchor queries are few, and the manifest has them."""
-    (home / REMOVED).mkdir()
-    np.save(home / REMOVED / _ITEMS, items.removed)
-    write_checksums(home / REMOVED)
+def write_removed_items(home: Path, items: Axis) -> str:
+    """Write which items were removed, and give the digest; anchor queries are few, and the manifest has them."""
+    np.save(home / REMOVED, items.removed)
+    sync_path(home / REMOVED)
+    return digest_file(home / REMOVED)
 
 
 def live_blocks(
@@ -264,7 +260,7 @@ class _PartScores:
 
 def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolArray | None:
     """Which scores the scorer gave, (items, anchor queries); None where it gave them all."""
-    if not any(_is_partly_predicted(part) for part in parts):
+    if all(part.manifest.exact is None for part in parts):
         return None
     cells = np.ones((n_items, n_anchors), dtype=np.bool_)
     for part, rows, exact in _exact_rows(parts):
@@ -282,13 +278,9 @@ def exact_anchors(parts: Sequence[Part], *, n_anchors: int) -> BoolArray:
 
 def n_exact_cells(parts: Sequence[Part]) -> int:
     """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
-    whole = [part for part in parts if not _is_partly_predicted(part)]
+    whole = [part for part in parts if part.manifest.exact is None]
     given = sum(np.count_nonzero(part.rows >= 0) * np.count_nonzero(part.columns >= 0) for part in whole)
     return int(given) + sum(int(np.count_nonzero(exact)) for _, _, exact in _exact_rows(parts))
-
-
-def _is_partly_predicted(part: Part) -> bool:
-    return (part.folder / EXACT / _CELLS).exists()
 
 
 def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArray]]:
@@ -296,8 +288,10 @@ def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArr
 
     Read in blocks of items.
     """
-    for part in filter(_is_partly_predicted, parts):
-        file, shape = part.folder / EXACT / _CELLS, (part.manifest.n_items, part.manifest.n_anchors)
+    for part in parts:
+        if part.manifest.exact is None:
+            continue
+        file, shape = part.folder / EXACT, (part.manifest.n_items, part.manifest.n_anchors)
         with damage_reported(str(file)):
             cells = read_array(file, kind="b", ndim=2, mapped=True)
             if cells.shape != shape:
@@ -306,11 +300,3 @@ def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArr
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
             yield part, part.rows[some], cells[some][:, columns]
-
-
-def write_exact_cells(folder: Path, exact: BoolArray) -> None:
-    """Keep which scores of a part, (items, anchor queries), are the scorer's."""
-    (folder / EXACT).mkdir()
-    np.save(folder / EXACT / _CELLS, exact)
-    write_checksums(folder / EXACT)
-    sync_tree(folder / EXACT)

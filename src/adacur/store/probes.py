@@ -140,6 +140,7 @@ def compare_scores(
 
 def drift_now(anchors: AnchorScores, scorer: Scorer, *, n: int) -> Drift:
     """How far a scorer is today from the scores of an index, over n of its pairs; the scorer is called for each."""
+    dtype: str
     if isinstance(anchors, IndexFolder):
         probes, dtype = spread_probes(anchors.manifest.probes, n=n), anchors.manifest.dtype
     else:

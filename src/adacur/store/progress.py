@@ -40,7 +40,7 @@ class Progress:
 class ProgressReports:
     """Counts what a build has scored, and passes it on."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, progress: Callable[[Progress], None] | None = None) -> None:
         self._progress = progress
         self.drift: Drift | None = None
         self.timed = 0

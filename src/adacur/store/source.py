@@ -36,7 +36,7 @@ def begun(folder: Path) -> Manifest | None:
     """The manifest of the build that was begun in a folder; None where one may begin."""
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
-        if manifest.parts:
+        if manifest.version > 1:
             raise IndexMismatch(
                 f"{folder} has been changed since it was built, and is at version {manifest.version}. Open it with "
                 "adacur.load and change it with index.edit(), or choose another path for a new index."
@@ -49,7 +49,7 @@ def begun(folder: Path) -> Manifest | None:
     return None
 
 
-def check_same(folder: Path, manifest: Manifest, source: Source) -> None:
+def check_same(folder: Path, part: Path, manifest: Manifest, source: Source) -> None:
     """Refuse to continue with anything but what the folder was begun with; the folder is not touched."""
 
     def texts() -> Iterator[tuple[str, str]]:
@@ -58,10 +58,10 @@ def check_same(folder: Path, manifest: Manifest, source: Source) -> None:
             yield item.id, item.text
 
     differences = _other_settings(manifest, source)
-    with contextlib.closing(connect(folder)) as connection:
+    with contextlib.closing(connect(part)) as connection:
         anchors = ((query.id, query.text) for query in source.anchors)
-        differences += _difference("anchor query", anchors, read_texts(connection, "anchors", folder=folder))
-        differences += _difference("item", texts(), read_texts(connection, "items", folder=folder))
+        differences += _difference("anchor query", anchors, read_texts(connection, "anchors", folder=part))
+        differences += _difference("item", texts(), read_texts(connection, "items", folder=part))
     if differences:
         if manifest.status == "complete":
             remedy = FINISHED
@@ -78,8 +78,8 @@ def comparable(card: ScorerCard) -> ScorerCard:
 
 
 def _other_settings(manifest: Manifest, source: Source) -> list[str]:
-    # Builds begun before cards had settings, or on another processor, go on where the scores agree.
-    undecided = {"source", "arithmetic"} | ({"settings"} if manifest.scorer and not manifest.scorer.settings else set())
+    # A build that was begun on another processor goes on where the scores agree.
+    undecided = {"source", "arithmetic"}
     differences = [
         f"scorer {name}: {before!r} in the folder, {now!r} now"
         for name in (field.name for field in fields(ScorerCard) if field.name not in undecided)

@@ -20,23 +20,16 @@ from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query, as_queries, check_item, check_texts, repeats
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.build_blocks import build_scores, save_rows
 from adacur.store.database import digest_items, digest_texts, metadata_as_json
 from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
 from adacur.store.folder import IndexFolder
-from adacur.store.manifest import (
-    VERSIONS,
-    Manifest,
-    Probe,
-    keep_first_manifest,
-    point_to,
-    write_manifest,
-)
-from adacur.store.parts import PARTS, Layout, Part, live_blocks, write_exact_cells, write_removed_items
+from adacur.store.manifest import PARTS, VERSIONS, Manifest, PartRecord, Probe, point_to, write_manifest
+from adacur.store.parts import Layout, Part, live_blocks, write_removed_items
 from adacur.store.probes import choose_probes, spread_probes
-from adacur.store.progress import ScoringBar
-from adacur.store.readers import AT_HOME, READERS, prune_locked
-from adacur.store.workers import On
+from adacur.store.progress import ProgressReports, ScoringBar
+from adacur.store.scored_parts import Scoring, new_part, write_part
+from adacur.store.versions import AT_HOME, prune_locked
+from adacur.store.workers import On, connected_to
 from adacur.store.writing import folder_at, full_disk_reported, locked, sync_path, sync_tree
 
 _IDS_SHOWN = 3
@@ -78,13 +71,11 @@ class Update:
         self._progress = progress
         self._index = current.path
         self._layout = current.layout
-        self._anchors = list(current.anchor_queries)
-        self._n_items = len(current.items)
         self._items_changed = False
         self._has_documents = current.manifest.documents is not None
         self._new_ids: set[str] = set()
         self._card = current.manifest.scorer
-        self._last_view: IndexFolder | None = current
+        self._last_view: tuple[Layout, IndexFolder] = current.layout, current
         # Scorer calls: for stored scores, to recognise the scorer, and to time it.
         self.calls = self.recognising = self.timing = 0
         self.compacted = False
@@ -102,12 +93,16 @@ class Update:
     @property
     def n_items(self) -> int:
         """How many items the new version has so far."""
-        return self._n_items
+        return len(self._view().items)
 
     @property
     def n_anchors(self) -> int:
         """How many anchor queries the new version has so far."""
         return len(self._anchors)
+
+    @property
+    def _anchors(self) -> Sequence[Query]:
+        return self._view().anchor_queries
 
     def check_new_items(self, items: Iterable[Item]) -> int:
         """Refuse bad items, repeated ones, and ids that are in the index; how many items there are."""
@@ -151,24 +146,22 @@ class Update:
         items = repeatable(items)
         n_new = self.check_new_items(items)
         if scorer is None:
-            dtype = self._current.manifest.dtype
-            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0), dtype), dtype=dtype, exact=None)
+            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0)), dtype=self._current.manifest.dtype)
         else:
-            part = self._scored(items, self._anchors, scorer)
+            part = self._scored(digest_items(items), self._anchors, scorer, items=items)
         self._layout = self._layout.grown(part, n_items=n_new)
-        self._n_items += n_new
         self._new_ids = self._new_ids | {item.id for item in items}
         self._has_documents = self._has_documents or any(item.document != item.id for item in items)
         self._items_changed = True
-        self._last_view = None
 
     def add_anchors(self, queries: Iterable[Query | str], *, scorer: Scorer) -> None:
         """Score new anchor queries against every item; an interrupted call continues when it is repeated."""
         new = self.check_new_anchors(queries)
-        part = self._scored(self._view().items, new, scorer)
+        view = self._view()
+        part = self._scored(view.manifest.items_digest, new, scorer, there=view.items)
         # An index that had no scores may be searched with any scorer: from now on it must be this one.
         self._card = self._card if self._anchors else scorer.card
-        self._append_anchors(new, part)
+        self._layout = self._layout.grown(part, n_anchors=len(new))
 
     def add_anchor_scores(
         self,
@@ -187,20 +180,17 @@ class Update:
         if card is not None and not self._anchors:
             self._card = card
         values = np.asarray(scores)
-        if values.shape != (len(new), self._n_items):
-            raise InputError(
-                f"scores must have shape (queries, items), {(len(new), self._n_items)}; got {values.shape}."
-            )
+        if values.shape != (len(new), len(items)):
+            raise InputError(f"scores must have shape (queries, items), {(len(new), len(items))}; got {values.shape}.")
         values = check_grid(values, new, items)
         cells = None if exact is None else np.asarray(exact, dtype=np.bool_)
         if cells is not None and cells.shape != values.shape:
             raise InputError(f"exact must have the shape of the scores, {values.shape}; got {cells.shape}.")
         dtype = "float64" if self._current.manifest.dtype == "float64" else "float32"
         rows = np.ascontiguousarray(values.T, dtype=dtype)
-        part = self._saved(
-            items, new, lambda start, stop: rows[start:stop], dtype=dtype, exact=None if cells is None else cells.T
-        )
-        self._append_anchors(new, part)
+        given: dict[str, Any] = {"dtype": dtype, "exact": None if cells is None else cells.T, "brings_items": False}
+        part = self._saved(items, new, lambda start, stop: rows[start:stop], **given)
+        self._layout = self._layout.grown(part, n_anchors=len(new))
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
@@ -211,13 +201,11 @@ class Update:
         if missing := [id_ for id_ in names if id_ not in there]:
             remedy = " Use add for new items." if replaced else ""
             raise UnknownName(f"Not in {self._index}: {_shown(missing)}.{remedy}")
-        if len(names) == self._n_items and not replaced:
-            raise EmptyInput(f"An index must keep an item; these are all {self._n_items} of {self._index}.")
+        if len(names) == self.n_items and not replaced:
+            raise EmptyInput(f"An index must keep an item; these are all {len(names)} of {self._index}.")
         self._layout = self._layout.without(items=np.array([there[id_] for id_ in names]))
-        self._n_items -= len(names)
         self._new_ids = self._new_ids - set(names)
         self._items_changed = True
-        self._last_view = None
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -238,17 +226,14 @@ class Update:
             raise UnknownName(f"Not among the anchor queries of {self._index}: {_shown(missing)}.")
         if len(names) == len(self._anchors) and not replaced:
             raise EmptyInput(f"An index must keep an anchor query; these are all {len(names)} of {self._index}.")
-        going = {there[id_] for id_ in names}
-        self._layout = self._layout.without(anchors=np.array(sorted(going)))
-        self._anchors = [query for column, query in enumerate(self._anchors) if column not in going]
-        self._last_view = None
+        self._layout = self._layout.without(anchors=np.array(sorted(there[id_] for id_ in names)))
 
     def compact(self) -> None:
         """Copy what counts of all parts into one; parts that no version in use needs are deleted after the switch."""
         self.compacted = True
         if self._layout.is_whole:
             return  # A copy would be the same.
-        view, n_anchors = self._view(), len(self._anchors)
+        view, n_anchors = self._view(), self.n_anchors
 
         def rows(start: int, stop: int) -> FloatArray:
             # One block: both are as large as a block may be.
@@ -256,46 +241,38 @@ class Update:
 
         dtype, items = view.manifest.dtype, view.items
         part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells(), cut=self._cut())
-        self._layout = Layout.whole(part, n_items=self._n_items, n_anchors=n_anchors)
-        self._last_view = None
+        self._layout = Layout.of([PartRecord(part, len(items), n_anchors)])
 
     def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
         """Write the new version and make it the current one. Without a change of items, first stages stay."""
-        index, old = self._index, self._current
-        number = old.version + 1
-        home = index / VERSIONS / str(number)
-        view = self._view()
+        index, old, view = self._index, self._current, self._view()
+        home = index / VERSIONS / str(old.version + 1)
         probes = self._probes(view)
-        home.mkdir(parents=True)
-        (home / READERS).touch()
-        write_removed_items(home, self._layout.items)
+        home.mkdir()
+        removed = write_removed_items(home, self._layout.items)
         if self._items_changed:
             names = () if first_stages is None else tuple(first_stages(home, view.items, self._new_ids))
         else:
             names = old.first_names()
-            names_kept = AT_HOME if self._anchors == list(old.anchor_queries) else AT_HOME[:1]
             # Compressing and tuning a version hold its home.
-            with contextlib.nullcontext() if old.home == index else locked(old.home):
-                _link(old.home, home, names_kept)
-        write_manifest(
-            home,
-            replace(
-                view.manifest,
-                version=number,
-                parts=self._layout.records(),
-                removed_anchors=tuple(map(tuple, self._layout.anchors.removed.tolist())),
-                documents=len(self._documents()) if self._has_documents else None,
-                cut=self._cut(),
-                first=tuple(sorted(names)),
-                probes=probes,
-            ),
+            with locked(old.home):
+                _link(old.home, home, AT_HOME if self._anchors == old.anchor_queries else AT_HOME[:1])
+        manifest = replace(
+            view.manifest,
+            version=old.version + 1,
+            parts=self._layout.records(),
+            removed_items=removed,
+            removed_anchors=tuple((place, parts) for place, parts in self._layout.anchors.removed.tolist()),
+            documents=len(self._documents()) if self._has_documents else None,
+            cut=self._cut(),
+            first=tuple(sorted(names)),
+            probes=probes,
         )
+        write_manifest(home, manifest)
         sync_tree(home)
         sync_path(home.parent)
-        if old.home == index:
-            keep_first_manifest(index, old.manifest)
         sync_path(index)
-        point_to(index, number)
+        point_to(index, manifest.version)
         return IndexFolder.open(index)
 
     def close(self) -> None:
@@ -304,27 +281,30 @@ class Update:
 
     def _view(self) -> IndexFolder:
         """The new version as it stands, to be read from."""
-        if self._last_view is not None:
-            return self._last_view
+        layout, view = self._last_view
+        if layout is self._layout:
+            return view
         old = self._current.manifest
         parts = self._layout.parts(self._index)
         manifest = Manifest(
             status="complete",
-            n_items=self._n_items,
-            n_anchors=len(self._anchors),
-            dtype=str(np.result_type(*(part.manifest.dtype for part in parts))),
-            block_items=max(part.manifest.block_items for part in parts),
+            n_items=int(self._layout.items.counts.sum()),
+            n_anchors=int(self._layout.anchors.counts.sum()),
+            dtype=str(np.result_type(*(part.manifest.dtype for part in parts))) if parts else old.dtype,  # type: ignore[arg-type]
+            block_items=max((part.manifest.block_items for part in parts), default=1),
             # Of digests and places, since reading all texts again would take longer than most changes.
             items_digest=_digest_parts(parts) if self._items_changed else old.items_digest,
-            anchors_digest=digest_texts((query.id, query.text) for query in self._anchors),
+            anchors_digest="",
             scorer=self._card,
             seed=old.seed,
             origin=old.origin,
             fuse=old.fuse,
         )
-        home = self._current.home
-        self._last_view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=home)
-        return self._last_view
+        view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=self._current.home)
+        digest = digest_texts((query.id, query.text) for query in view.anchor_queries)
+        view.manifest = replace(manifest, anchors_digest=digest)
+        self._last_view = self._layout, view
+        return view
 
     def _cut(self) -> int | None:
         """How many items are longer than the scorer takes, as far as that is known."""
@@ -338,53 +318,39 @@ class Update:
         """The ids of the items of every document of the new version so far."""
         return items_of_documents(self._view().items)
 
-    def _append_anchors(self, new: Sequence[Query], part: str) -> None:
-        self._layout = self._layout.grown(part, n_anchors=len(new))
-        self._anchors = [*self._anchors, *new]
-        self._last_view = None
-
-    def _scored(self, items: Iterable[Item], anchors: Sequence[Query], scorer: Scorer) -> str:
-        """The part of these items and anchor queries, scored as far as it is not yet; its path in the index."""
+    def _scored(self, of_items: str, anchors: Sequence[Query], scorer: Scorer, **items: Any) -> str:
+        """The part of these items and anchor queries, scored as far as it is not yet; its name."""
         dtype = "float16" if self._current.manifest.dtype == "float16" else "float32"
         # The same work has the same name, so that an interrupted one is continued.
         name = digest_texts(
             (
-                ("items", digest_items(items)),
+                ("items", of_items),
                 ("anchors", digest_texts((query.id, query.text) for query in anchors)),
                 ("scorer", repr(replace(scorer.card, source=None))),
                 ("dtype", dtype),
             )
         )[:16]
-        path = f"{PARTS}/{name}"
-        options: dict[str, Any] = {"dtype": dtype, "seed": self._current.manifest.seed, "executor": self._executor}
-        with ScoringBar(self._progress) as bar:
+        with ScoringBar(self._progress) as bar, connected_to(self._executor):
+            seed = self._current.manifest.seed
+            scoring = Scoring(scorer, dtype, seed, self._executor, reports=ProgressReports(bar))
             try:
-                build_scores(items, anchors, scorer=scorer, path=self._index / path, progress=bar, **options)
+                new_part(self._index / PARTS / name, scoring, anchors, **items)
             finally:
                 self.calls += bar.last.pairs_done - bar.last.resumed_pairs
                 self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
                 self.timing += bar.last.timed
-        return path
+        return name
 
     def _saved(
-        self,
-        items: Items,
-        anchors: Sequence[Query],
-        rows: Callable[[int, int], FloatArray],
-        *,
-        dtype: str,
-        exact: BoolArray | None,
-        **facts: Any,
+        self, items: Items, anchors: Sequence[Query], rows: Callable[[int, int], FloatArray], **given: Any
     ) -> str:
-        """A part with scores that are known, written whole; its path in the index."""
+        """A part with scores that are known, written whole; its name."""
         name = uuid.uuid4().hex[:16]
         hidden = self._index / PARTS / f".{name}"
-        save_rows(items, anchors, rows, dtype=dtype, path=hidden, card=self._current.manifest.scorer, **facts)
-        if exact is not None and not exact.all():
-            write_exact_cells(hidden, exact)
+        write_part(hidden, items, anchors, rows, card=self._current.manifest.scorer, **given)
         os.replace(hidden, self._index / PARTS / name)
         sync_path(self._index / PARTS)
-        return f"{PARTS}/{name}"
+        return name
 
     def _probes(self, view: IndexFolder) -> tuple[Probe, ...]:
         """Scores by which the scorer of the index is recognised, among those that count and that it gave."""
@@ -437,7 +403,7 @@ def _link(old: Path, new: Path, names: Iterable[str]) -> None:
 def _digest_parts(parts: Iterable[Part]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        if part.brings_items:
+        if part.items:
             digest.update(part.manifest.items_digest.encode())
             digest.update(np.ascontiguousarray(part.rows, dtype="<i8").data)
     return digest.hexdigest()

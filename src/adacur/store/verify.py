@@ -13,10 +13,10 @@ from adacur.errors import AdacurError, DamagedIndex
 from adacur.store.blocks import SCORES, ScoreBlocks, digest_scores
 from adacur.store.database import DATABASE, check_room, connect, digest_texts, read_texts
 from adacur.store.folder import first_stage_folders
-from adacur.store.manifest import FIRST_MANIFEST, MANIFEST, Manifest, read_part_manifest
+from adacur.store.manifest import MANIFEST, PARTS, Manifest, PartRecord, manifest_in
 from adacur.store.parts import EXACT, REMOVED, read_parts
-from adacur.store.readers import AT_HOME, COMPRESSED, hold_version
-from adacur.store.writing import check_files, folder_at
+from adacur.store.versions import AT_HOME, COMPRESSED, hold_version
+from adacur.store.writing import check_files, digest_file, folder_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +62,29 @@ def verify(path: str | Path) -> Report:
 def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     problems: list[Problem] = []
     checked = blocks = 0
-    stages = {folder.name: folder for folder in first_stage_folders(home)}
-    with_checksums = [*stages.values(), home / COMPRESSED]
-    for part in list(dict.fromkeys(record.path for record in manifest.parts if record.path is not None)) or ["."]:
-        file, folder = MANIFEST, index / part
+    for name, record in {record.name: record for record in manifest.parts}.items():
+        if name is None:
+            continue
+        file, folder = MANIFEST, index / PARTS / name
         try:
-            of_part = read_part_manifest(index, part) if manifest.parts else manifest
+            part = manifest_in(folder)
             file = DATABASE
             # Before as many blocks are looked for as the manifest says.
-            check_room(folder, of_part)
+            check_room(folder, n_items=record.items, n_anchors=record.anchors)
         except AdacurError as error:
             problems.append(Problem(_within(index, folder, file), str(error)))
             continue
         recorded: dict[int, tuple[str, int]] = {}
-        wrong = [*_check_database(folder, of_part, recorded), *_check_blocks(folder, of_part, recorded)]
+        wrong = [*_check_database(folder, part, record, recorded), *_check_blocks(folder, part, recorded)]
         problems += (replace(one, file=_within(index, folder, one.file)) for one in wrong)
-        with_checksums.append(folder / EXACT)
-        checked, blocks = checked + len(recorded), blocks + of_part.n_blocks
-    if manifest.parts:
-        with_checksums.append(home / REMOVED)
-    for folder in with_checksums:
-        if folder.exists() or folder.name == REMOVED:
+        checked, blocks = checked + len(recorded), blocks + part.n_blocks
+    stages = {folder.name: folder for folder in first_stage_folders(home)}
+    for folder in (*stages.values(), home / COMPRESSED):
+        if folder.exists():
             problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
-    if manifest.parts and not problems:
+    removed = _check_digest(home, REMOVED, manifest.removed_items)
+    problems += (replace(one, file=_within(index, home, one.file)) for one in removed)
+    if not problems:
         try:
             read_parts(index, home, manifest)
         except AdacurError as error:
@@ -98,9 +98,9 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
 
 def _check_seals(index: Path, home: Path, manifest: Manifest) -> Iterator[Problem]:
     """Check the manifests, and what is stored of a tuning: JSON files that hold a digest of themselves."""
-    parts = [index / part.path / MANIFEST for part in manifest.parts if part.path is not None]
+    parts = {index / PARTS / part.name / MANIFEST: None for part in manifest.parts if part.name is not None}
     of_home = [home / name for name in (MANIFEST, *AT_HOME) if name.endswith(".json")]
-    for file in dict.fromkeys([index / MANIFEST, index / FIRST_MANIFEST, *of_home, *parts]):
+    for file in (index / MANIFEST, *of_home, *parts):
         try:
             check_seal(file)
         except FileNotFoundError:
@@ -109,11 +109,21 @@ def _check_seals(index: Path, home: Path, manifest: Manifest) -> Iterator[Proble
             yield Problem(file.relative_to(index).as_posix(), str(error))
 
 
+def _check_digest(folder: Path, file: str, digest: str | None) -> Iterator[Problem]:
+    try:
+        if digest_file(folder / file) != digest:
+            yield Problem(file, "its content is not what was written")
+    except OSError as error:
+        yield Problem(file, f"it cannot be read: {error}")
+
+
 def _within(index: Path, folder: Path, file: str) -> str:
     return (folder / file).relative_to(index).as_posix()
 
 
-def _check_database(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[Problem]:
+def _check_database(
+    folder: Path, manifest: Manifest, record: PartRecord, recorded: dict[int, tuple[str, int]]
+) -> Iterator[Problem]:
     """Check the texts, and gather the records of finished blocks in `recorded`."""
     try:
         with contextlib.closing(connect(folder)) as connection:
@@ -123,8 +133,8 @@ def _check_database(folder: Path, manifest: Manifest, recorded: dict[int, tuple[
             for block, digest, pairs in connection.execute("SELECT block, digest, pairs FROM blocks ORDER BY block"):
                 recorded[int(block)] = (str(digest), int(pairs))
             for table, count, digest in (
-                ("items", manifest.n_items, manifest.items_digest),
-                ("anchors", manifest.n_anchors, manifest.anchors_digest),
+                ("items", record.items, manifest.items_digest),
+                ("anchors", record.anchors, manifest.anchors_digest),
             ):
                 rows = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
                 if rows != count:
@@ -142,13 +152,17 @@ def _check_database(folder: Path, manifest: Manifest, recorded: dict[int, tuple[
 def _check_blocks(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[Problem]:
     if manifest.status == "complete" and len(recorded) != manifest.n_blocks:
         yield Problem(DATABASE, f"it records {len(recorded)} finished blocks of {manifest.n_blocks}")
+    if manifest.exact is not None:
+        yield from _check_digest(folder, EXACT, manifest.exact)
     try:
         blocks = ScoreBlocks.open(folder, manifest)
     except DamagedIndex as error:
         yield Problem(f"{SCORES}/zarr.json", str(error))
         return
-    for block in range(manifest.n_blocks):
-        if block not in recorded and manifest.status != "complete":
+    # What is recorded is bounded by the database, whatever the manifest counts.
+    for block, (digest, pairs) in recorded.items():
+        if not 0 <= block < manifest.n_blocks:
+            yield Problem(DATABASE, f"it records block {block} of {manifest.n_blocks}")
             continue
         file = blocks.chunk(block)
         try:
@@ -156,10 +170,9 @@ def _check_blocks(folder: Path, manifest: Manifest, recorded: dict[int, tuple[st
         except DamagedIndex as error:
             yield Problem(file, str(error), block)
             continue
-        digest, pairs = recorded.get(block, ("", values.size))
         if pairs != values.size:
             yield Problem(DATABASE, f"block {block} is recorded with {pairs} pairs and has {values.size}", block)
-        if digest and digest != digest_scores(values):
+        if digest != digest_scores(values):
             yield Problem(file, f"the scores of block {block} are not those that were recorded", block)
         rows = manifest.block(block)
         for probe in manifest.probes:

@@ -220,7 +220,7 @@ def _is_junction(path: str) -> bool:
 def write_checksums(folder: Path) -> None:
     """Remember what every file in the folder holds."""
     digests = {
-        file.relative_to(folder).as_posix(): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()
+        file.relative_to(folder).as_posix(): digest_file(file) for file in sorted(folder.rglob("*")) if file.is_file()
     }
     (folder / _CHECKSUMS).write_text(json.dumps(digests, indent=1), encoding="utf-8")
 
@@ -236,7 +236,7 @@ def check_files(folder: Path) -> Iterator[tuple[str, str]]:
         return
     for name, digest in digests.items():
         try:
-            if _digest(folder / name) != digest:
+            if digest_file(folder / name) != digest:
                 yield name, "its content is not what was written"
         except OSError as error:
             yield name, f"it cannot be read: {error}"
@@ -246,6 +246,7 @@ def _is_within(name: object) -> bool:
     return isinstance(name, str) and not (set(name) & set("\\:\0") or {"", ".", ".."} & set(name.split("/")))
 
 
-def _digest(file: Path) -> str:
+def digest_file(file: Path) -> str:
+    """The SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

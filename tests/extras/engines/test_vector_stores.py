@@ -210,7 +210,9 @@ def test_text_that_no_engine_takes_is_refused_in_few_words(store: CheckedStore, 
 
 
 @pytest.mark.parametrize(
-    "where", [{"x": {"y": 1}}, {"": 1}, {"x": 2**70}, {"x": float("nan")}, {"x": [object()]}], ids=str
+    "where",
+    [{"x": {"y": 1}}, {"": 1}, {"x": 2**70}, {"x": float("nan")}, {"x": [object()]}],
+    ids=["nested", "no name", "too large", "nan", "an object"],
 )
 def test_a_filter_by_what_is_not_a_plain_value_is_refused(store: CheckedStore, where: Any) -> None:
     with pytest.raises(InputError):

@@ -68,7 +68,7 @@ def build(path: Path, scorer=None, **options) -> IndexFolder:
 
 
 def chunks(folder: Path) -> list[bytes]:
-    return [file.read_bytes() for file in sorted((folder / "scores.zarr" / "c").glob("*/0"))]
+    return [file.read_bytes() for file in sorted((folder / "parts/built/scores.zarr" / "c").glob("*/0"))]
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_tune_draws_the_curve_and_the_shell_spends_by_it(folder: Path) -> None:
     assert tuned.code == 0, tuned
     assert "mean calls" in tuned.out
     assert "auto" in tuned.out
-    assert (folder / "relevance.json").exists()
+    assert (folder / "versions/1/relevance.json").exists()
     spent = here(
         "search", folder, "a comet near harbour", "-k", 3, "--budget", 40, "--allow-code", "--effort", "auto", "--json"
     )

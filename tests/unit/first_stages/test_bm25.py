@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import pytest
 
 from adacur.errors import DamagedIndex, EmptyInput, UnknownName
 from adacur.first_stages import BM25
+from adacur.first_stages.saved import write_ids
 from adacur.records import Item
 
 ITEMS = [
@@ -82,11 +82,9 @@ def test_equal_items_write_equal_files_in_every_process(tmp_path) -> None:
 
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     BM25.build(ITEMS).save(tmp_path)
-    for file in tmp_path.glob("ids*"):
-        file.unlink()
-    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    write_ids(tmp_path, ["a", "b"])
     with pytest.raises(DamagedIndex, match="2 ids, 3 items"):
         BM25.load(tmp_path)
-    (tmp_path / "ids.json").unlink()
+    (tmp_path / "ids.utf8").unlink()
     with pytest.raises(DamagedIndex):
         BM25.load(tmp_path)

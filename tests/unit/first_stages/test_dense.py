@@ -13,6 +13,7 @@ import pytest
 
 from adacur.errors import DamagedIndex, InputError
 from adacur.first_stages import Dense, EncoderCard, OnnxEncoder, load_first_stage
+from adacur.first_stages.saved import write_ids
 from adacur.records import Item
 from adacur.remembered import Remembered
 
@@ -124,9 +125,7 @@ def test_vectors_that_do_not_fit_are_refused() -> None:
 
 def test_files_that_disagree_are_refused(tmp_path) -> None:
     Dense.build(FEW, encoder=VectorEncoder(), storage="int8").save(tmp_path)
-    for file in tmp_path.glob("ids*"):
-        file.unlink()
-    (tmp_path / "ids.json").write_text(json.dumps(["a", "b"]))
+    write_ids(tmp_path, ["a", "b"])
     with pytest.raises(DamagedIndex, match="2 ids, 600 embeddings"):
         Dense.load(tmp_path)
     (tmp_path / "scales.npy").unlink()

@@ -133,8 +133,8 @@ def test_stages_that_cannot_be_built_are_refused_before_anything_is_scored(tmp_p
 def test_a_first_stage_that_left_the_library_is_skipped_with_a_warning(tmp_path, name) -> None:
     path = tmp_path / "i.adacur"
     build(path, first=["bm25"])
-    (path / "first" / "bm25").rename(path / "first" / name)
-    settings = path / "first" / name / "retriever.json"
+    (path / "versions/1/first" / "bm25").rename(path / "first" / name)
+    settings = path / "versions/1/first" / name / "retriever.json"
     settings.write_text(settings.read_text().replace("bm25", name))
     with pytest.warns(FirstStageWarning, match=name):
         index = adacur.load(path, scorer=shared_words)

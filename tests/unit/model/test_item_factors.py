@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adacur.model.compressed import packed
 from adacur.model.rows import ItemFactors, PackedRows
 
 RNG = np.random.default_rng(0)
@@ -21,7 +22,7 @@ ALL = np.arange(500)
 
 def compressed(factors: ItemFactors, *, columns: int, storage: str, root: np.ndarray) -> ItemFactors:
     rows = factors.rows(np.arange(factors.n_items))
-    return ItemFactors.packed(
+    return packed(
         lambda: iter(np.array_split(rows, 3)),
         n_items=len(rows),
         inner=rows.T @ rows,

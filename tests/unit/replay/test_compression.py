@@ -71,7 +71,7 @@ def compress(path, **options):
 
 def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
     compress(path, rank=80, storage="float32")
-    shutil.rmtree(path / "scores.zarr")
+    shutil.rmtree(path / "parts/built/scores.zarr")
     with opened(path) as index:
         assert "features: 92" in str(index.search(WORLD.test[0], 10, budget=60).trace.settings["approximator"])
         hits = index.search(WORLD.test, 10, budget=60)
@@ -121,17 +121,17 @@ def test_no_scorer_is_called(path) -> None:
 def test_verify_finds_a_flipped_byte(path) -> None:
     compress(path)
     assert adacur.store.verify(path).ok
-    file = path / "gaussian" / "part0.npy"
+    file = path / "versions/1/gaussian" / "part0.npy"
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert [problem.file for problem in adacur.store.verify(path).problems] == ["gaussian/part0.npy"]
+    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/gaussian/part0.npy"]
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])
 def test_damaged_features_are_refused_with_what_to_do(path, damage) -> None:
     compress(path)
-    file = path / "gaussian" / ("features.json" if damage in ("no json", "foreign") else "part0.npy")
+    file = path / "versions/1/gaussian" / ("features.json" if damage in ("no json", "foreign") else "part0.npy")
     if damage == "missing":
         file.unlink()
     elif damage == "cut":
@@ -145,7 +145,7 @@ def test_damaged_features_are_refused_with_what_to_do(path, damage) -> None:
 @pytest.mark.parametrize("what", ["items_digest", "anchors_digest", "encoder", "dense"])
 def test_features_of_something_else_are_refused_with_what_to_do(path, what) -> None:
     compress(path)
-    file = path / "gaussian" / "features.json"
+    file = path / "versions/1/gaussian" / "features.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {what: "another"}))
     with pytest.raises(IndexMismatch, match=rf"another {what}.*--drop"):
         found(opened(path))
@@ -155,7 +155,7 @@ def test_features_of_something_else_are_refused_with_what_to_do(path, what) -> N
 
 def test_features_of_another_format_are_refused(path) -> None:
     compress(path)
-    file = path / "gaussian" / "features.json"
+    file = path / "versions/1/gaussian" / "features.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
     with pytest.raises(OtherFormat, match="format 2"):
         found(opened(path))
@@ -166,7 +166,7 @@ def test_what_a_crash_left_behind_is_cleared_and_never_read(path) -> None:
     (path / ".gaussian.0.unfinished").mkdir()
     assert found(opened(path)) == before
     compress(path)
-    assert not list(path.glob(".gaussian.*"))
+    assert not list(path.glob("versions/1/.gaussian.*"))
 
 
 def test_other_methods_do_as_before(path) -> None:
@@ -178,7 +178,7 @@ def test_other_methods_do_as_before(path) -> None:
 
 def test_features_of_something_else_hinder_no_other_method(path) -> None:
     compress(path)
-    file = path / "gaussian" / "features.json"
+    file = path / "versions/1/gaussian" / "features.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder": "another"}))
     for method in ("axn", "adacur", "rerank"):
         assert len(opened(path).search(WORLD.test[0], 10, budget=60, method=method)) == 10
@@ -232,7 +232,10 @@ def test_vectors_in_another_order_are_put_in_that_of_the_index(path, tmp_path) -
     compress(path)
     compress(other)
     for part in ("part0", "part1", "keys"):
-        assert (np.load(path / "gaussian" / f"{part}.npy") == np.load(other / "gaussian" / f"{part}.npy")).all()
+        assert (
+            np.load(path / "versions/1/gaussian" / f"{part}.npy")
+            == np.load(other / "versions/1/gaussian" / f"{part}.npy")
+        ).all()
 
 
 def test_of_many_items_recall_is_measured_among_a_sample(path, monkeypatch) -> None:
@@ -263,12 +266,12 @@ def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
 def test_dropping_removes_what_a_killed_compression_left(path) -> None:
     (path / ".gaussian.0123.unfinished").mkdir()
     assert not decompress(opened(path))
-    assert not list(path.glob(".gaussian.*"))
+    assert not list(path.glob("versions/1/.gaussian.*"))
 
 
 def test_keys_of_other_items_are_refused(path) -> None:
     compress(path)
-    np.save(path / "gaussian" / "keys.npy", np.load(path / "gaussian" / "keys.npy")[:-1])
+    np.save(path / "versions/1/gaussian" / "keys.npy", np.load(path / "versions/1/gaussian" / "keys.npy")[:-1])
     with pytest.raises(DamagedIndex, match="300"):
         found(opened(path))
 
@@ -330,4 +333,4 @@ def test_a_full_disk_is_told_by_a_tuning_too(folder, tmp_path, monkeypatch) -> N
             tuning.tune(index, k=3, budget=20, queries=20, quick=True)
     assert adacur.store.verify(path).ok
     tuning.tune(index, k=3, budget=20, queries=20, quick=True)
-    assert (path / "tuned.json").exists()
+    assert (path / "versions/1/tuned.json").exists()

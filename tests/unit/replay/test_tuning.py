@@ -399,13 +399,13 @@ def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_worl
     assert index.tunings == ()
     tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     assert index.tunings == (tuning,)
-    assert not (tmp_path / "index" / "tuned.json").exists()
+    assert not (index.snapshot.home / "tuned.json").exists()
 
 
 def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
-    file = tmp_path / "index" / "tuned.json"
+    store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+    file = index.snapshot.home / "tuned.json"
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"anchors_digest": "0" * 32}))
     again = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False)
@@ -433,8 +433,8 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
     make_world, tmp_path: Path, damage, words
 ) -> None:
     index = stored(make_world, tmp_path / "index")
-    store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
-    file = tmp_path / "index" / "tuned.json"
+    store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+    file = index.snapshot.home / "tuned.json"
     text = file.read_text()
     file.write_text(damage(text))
     assert file.read_text() != text
@@ -446,7 +446,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
 
 def test_a_damaged_file_is_refused_before_anything_is_replayed(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    (tmp_path / "index" / "tuned.json").write_text("cake")
+    (index.snapshot.home / "tuned.json").write_text("cake")
     # Of the two refusals, that of the file comes first.
     with pytest.raises(DamagedIndex):
         tune(index, k=5, budget=20, queries=19)
@@ -457,22 +457,22 @@ def test_who_tunes_while_another_writes_waits_for_it(make_world, tmp_path: Path)
     written = threading.Event()
 
     def hold() -> None:
-        with locked(tmp_path / "index"):
+        with locked(index.snapshot.home):
             written.set()
             time.sleep(0.3)
 
     with ThreadPoolExecutor(1) as other:
         held = other.submit(hold)
         written.wait()
-        store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
+        store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
         held.result()
     assert [one.k for one in index.tunings] == [5]
 
 
 def test_a_file_of_another_format_is_refused(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    store_tuning(tmp_path / "index", tuned(5, 20), anchor_queries=index.anchor_queries)
-    file = tmp_path / "index" / "tuned.json"
+    store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+    file = index.snapshot.home / "tuned.json"
     file.write_text(file.read_text().replace('"format": 3', '"format": 2'))
     with pytest.raises(OtherFormat, match=r"tuned\.json"):
         _ = adacur.load(tmp_path / "index", scorer=Untouchable(), check=False).tunings
@@ -504,7 +504,7 @@ def test_a_build_with_too_few_anchor_queries_is_left_untuned(tmp_path: Path) -> 
         items, [Query("a", "item")], scorer=lambda pairs: [len(text) for _, text in pairs], path=tmp_path / "i"
     )
     assert index.tunings == ()
-    assert not (tmp_path / "i" / "tuned.json").exists()
+    assert not (tmp_path / "i" / "versions/1/tuned.json").exists()
 
 
 def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:

@@ -548,9 +548,9 @@ def test_a_stored_score_that_is_a_text_is_one_clear_error(path) -> None:
 def test_a_cache_of_another_format_is_refused(path) -> None:
     Cached(Recording(), path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA application_id = 1094931250")
     connection.close()
-    with pytest.raises(FileFormatError, match="format 2"):
+    with pytest.raises(FileFormatError, match=r"scores\.sqlite"):
         Cached(Recording(), path)
 
 

@@ -170,7 +170,6 @@ def test_the_table_in_the_documents_is_that_of_the_code() -> None:
             "probability" if dialect.raw is None else "raw",
             dialect.instruction or "–",
             f"{dialect.limit:,}" if dialect.limit else "–",
-            dialect.unit or "–",
             dialect.key_variables[0] if dialect.key_variables else "–",
         ]
         for kind, dialect in DIALECTS.items()

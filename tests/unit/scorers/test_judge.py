@@ -41,8 +41,7 @@ def open_judge(url: str, **options) -> JudgeScorer:
 
 def logits_of(judge, local, pairs, tokens):
     ids = local.tokenizer.convert_tokens_to_ids(list(tokens))
-    chat = judge.url.endswith("/chat/completions")
-    return np.array([local.logits(judge.render(*pair), chat=chat)[ids] for pair in pairs])
+    return np.array([local.logits(judge.render(*pair))[ids] for pair in pairs])
 
 
 def chat(top, **fields):
@@ -58,12 +57,11 @@ def answering(body, status=200):
     return JudgeServer(reply=lambda _: Reply(status, body))
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_five_hundred_pairs_are_right_with_a_tenth_of_faults(local, path) -> None:
-    trouble = Trouble(share=0.1 if "chat" in path else 0.4, delay=None)
+def test_five_hundred_pairs_are_right_with_a_tenth_of_faults(local) -> None:
+    trouble = Trouble(share=0.1, delay=None)
     with (
         JudgeServer(local, reply=trouble) as server,
-        open_judge(server.root + path, attempts=10) as judge,
+        open_judge(server.root, attempts=10) as judge,
     ):
         scores = judge.score(PAIRS)
         yes, no = logits_of(judge, local, PAIRS, ("Yes", "No")).T
@@ -72,14 +70,12 @@ def test_five_hundred_pairs_are_right_with_a_tenth_of_faults(local, path) -> Non
     assert len(PAIRS) == 500
     assert np.ptp(scores) > 0.5
     assert set(trouble.seen) == {"broken off", "cut short", "cut by a proxy", "429", "500", "503"}
-    prompts = [asked.body.get("prompt") or [asked.body["messages"][0]["content"]] for asked in server.asked]
-    sent = {prompt for batch in prompts for prompt in batch}
+    sent = {asked.body["messages"][0]["content"] for asked in server.asked}
     assert sent == {judge.render(*pair) for pair in PAIRS}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_grades_give_the_expected_grade(local, path) -> None:
-    with JudgeServer(local) as server, open_judge(server.root + path, answers=GRADES) as judge:
+def test_grades_give_the_expected_grade(local) -> None:
+    with JudgeServer(local) as server, open_judge(server.root, answers=GRADES) as judge:
         scores = judge.score(PAIRS[:20])
         weights = np.exp(logits_of(judge, local, PAIRS[:20], GRADES))
     np.testing.assert_allclose(scores, weights @ [0, 1, 2, 3] / weights.sum(axis=1), rtol=0, atol=1e-6)
@@ -104,25 +100,6 @@ def test_a_chat_is_asked_in_these_words(local) -> None:
         "logprobs": True,
         "top_logprobs": 20,
     }
-
-
-def test_a_completion_is_asked_in_these_words(local) -> None:
-    with JudgeServer(local) as server:
-        judge = open_judge(f"{server.root}/v1/completions", answers=GRADES, instruction="Prefer bears.", batch_size=2)
-        judge.score([(Query("q", "panda?"), Item(f"i{n}", f"bear {n}")) for n in range(3)])
-    beginning = "Prefer bears.\n\nQuery: panda?\n\nDocument: bear "
-    ending = "\n\nHow relevant is it? Answer with one of 0, 1, 2, 3, from not at all to perfectly.\nAnswer:"
-    asked = sorted((post.body for post in server.asked), key=lambda body: -len(body["prompt"]))
-    assert asked == [
-        {
-            "model": "fake/judge",
-            "max_tokens": 1,
-            "temperature": 0,
-            "prompt": [f"{beginning}{n}{ending}" for n in numbers],
-            "logprobs": ALL,
-        }
-        for numbers in ([0, 1], [2])
-    ]
 
 
 def test_what_pairs_share_comes_first_in_a_prompt() -> None:
@@ -185,7 +162,6 @@ def test_grades_that_are_not_listed_are_impossible() -> None:
         (chat({"Yes": -0.1}, logprobs=None), "no logprobs.*vLLM"),
         (chat({"Yes": -0.1}, logprobs={"content": None}), "0 likeliest"),
         (chat({"Yes": -0.1}, logprobs={"content": [{"token": "Yes"}]}), "cannot be read"),
-        (chat({"Yes": -0.1}, logprobs={"top_logprobs": [["Yes", -0.1]]}), "cannot be read"),
         ({"object": "error", "message": "hm"}, "'choices'.*hm"),
         ({"choices": []}, "'choices'"),
         ([1], "'choices'"),
@@ -209,37 +185,6 @@ def test_an_endpoint_that_refuses_logprobs_is_told_with_advice(message) -> None:
         open_judge(server.root).score(PAIRS[:1])
 
 
-def test_a_prompt_that_is_too_long_is_found_in_its_batch(local) -> None:
-    def reply(asked):
-        too_long = any("giant" in prompt for prompt in asked.body["prompt"])
-        return Reply(400, {"error": {"message": "maximum context length"}}) if too_long else None
-
-    pairs = [*PAIRS[:9], (QUERIES[0], Item("giant", "giant"))]
-    with JudgeServer(local, reply=reply) as server, open_judge(f"{server.root}/v1/completions") as judge:
-        with pytest.raises(ScorerFailed, match=r"context length.*item 'giant'"):
-            judge.score(pairs)
-        assert judge.score(pairs[:9]).shape == (9,)
-
-
-def test_a_server_of_one_prompt_a_request_is_told_apart_and_asked_so(local) -> None:
-    def reply(asked):
-        several = len(asked.body["prompt"]) > 1
-        return Reply(500, {"error": {"message": "Internal Server Error"}}) if several else None
-
-    with JudgeServer(local, reply=reply) as server:
-        url = f"{server.root}/v1/completions"
-        with pytest.raises(ScorerFailed) as caught:
-            open_judge(url, attempts=2).score(PAIRS[:9])
-        assert all(part in str(caught.value) for part in ("llama-cpp-python", "batch_size=1", "#batch_size=1"))
-        judge = open_judge(url, batch_size=1)
-        again = JudgeScorer(judge.card.source, top_logprobs=ALL)
-        typed = JudgeScorer(f"{url}#batch_size=1", model=MODEL, top_logprobs=ALL)
-        assert again.card == typed.card == judge.card
-        assert judge.score(PAIRS[:9]).tolist() == again.score(PAIRS[:9]).tolist() == typed.score(PAIRS[:9]).tolist()
-        with pytest.raises(InputError, match="batch_size"):
-            JudgeScorer(f"{url}#batch_size=none")
-
-
 def test_the_door_opens_judges_by_kind_by_address_and_by_source(local) -> None:
     with JudgeServer(local) as server:
         options = {"answers": {"bad": -1, "good": 1.5}, "instruction": "ü & {query}?", "extra": {"seed": 1}}
@@ -254,7 +199,7 @@ def test_the_door_opens_judges_by_kind_by_address_and_by_source(local) -> None:
         assert again.render(*PAIRS[0]) == judge.render(*PAIRS[0])
         assert again.answers == judge.answers
         with pytest.raises(UnknownOption, match="scores"):
-            adacur.scorer(f"{server.root}/v1/completions", scores="raw")
+            adacur.scorer(f"{server.root}/v1/chat/completions", scores="raw")
 
 
 def test_another_prompt_instruction_or_answer_is_another_scorer(local, tmp_path) -> None:
@@ -320,7 +265,6 @@ def test_the_key_is_not_shown_and_that_of_the_environment_goes_to_its_service_on
         ({"extra": {"max_tokens": 5}}, "'max_tokens'"),
         ({"extra": {"messages": []}}, "'messages'"),
         ({"top_logprobs": 0}, "top_logprobs"),
-        ({"batch_size": 0}, "batch_size"),
         ({"concurrency": 0}, "concurrency"),
         ({"timeout": 0}, "timeout"),
     ],
@@ -470,7 +414,7 @@ def test_a_judge_that_is_read_is_another_scorer_and_opens_again_from_its_source(
 
 @pytest.mark.parametrize(
     "options",
-    [{"samples": 0}, {"samples": 2, "logprobs": True}, {"logprobs": False, "url": "http://127.0.0.1/v1/completions"}],
+    [{"samples": 0}, {"samples": 2, "logprobs": True}],
 )
 def test_a_judge_cannot_be_read_in_two_ways_or_where_nothing_is_said(options) -> None:
     with pytest.raises(InputError):

@@ -29,9 +29,10 @@ def score(pairs):
 
 
 def name_scorer(path: Path, source: str) -> None:
-    manifest = json.loads((path / "manifest.json").read_bytes())
+    file = path / "versions/1/manifest.json"
+    manifest = json.loads(file.read_bytes())
     manifest["scorer"] |= {"source": source, "weights": None}
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    file.write_text(json.dumps(manifest))
 
 
 @pytest.fixture(name="wiki")
@@ -182,7 +183,7 @@ def test_a_model_in_the_folder_itself_needs_consent(tmp_path: Path) -> None:
 def test_an_encoder_that_a_folder_names_takes_the_same_consent(tmp_path: Path, kind: str, source: str) -> None:
     index = tmp_path / "index"
     build(index, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["dense"], encoder=Encoder()).close()
-    file = index / "first" / "dense" / "retriever.json"
+    file = index / "versions/1/first" / "dense" / "retriever.json"
     settings = json.loads(file.read_bytes())
     settings["encoder"] |= {"kind": kind, "source": source.replace("{index}", str(index))}
     file.write_text(json.dumps(settings))

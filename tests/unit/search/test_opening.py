@@ -136,13 +136,13 @@ def test_a_finished_index_is_not_opened_by_build_with_another_function(tmp_path)
 
 def test_a_first_stage_that_was_lost_is_built_again_without_a_scorer_call(tmp_path) -> None:
     build(tmp_path / "index")
-    shutil.rmtree(tmp_path / "index" / "first" / "bm25")
-    (tmp_path / "index" / "first" / ".bm25.dead.unfinished").mkdir()
+    shutil.rmtree(tmp_path / "index" / "versions/1/first" / "bm25")
+    (tmp_path / "index" / "versions/1/first" / ".bm25.dead.unfinished").mkdir()
     scorer = Metered(FunctionScorer(overlap, name="f"))
     index = build(tmp_path / "index", scorer=scorer)
     assert index.first_stages == ("bm25", "random")
     assert scorer.calls <= 32
-    assert [folder.name for folder in (tmp_path / "index" / "first").iterdir()] == ["bm25"]
+    assert [folder.name for folder in (tmp_path / "index" / "versions/1/first").iterdir()] == ["bm25"]
 
 
 def _hold(path, held, let_go) -> None:
@@ -187,20 +187,20 @@ def test_first_stages_are_saved_under_the_names_they_were_given(tmp_path) -> Non
 def test_verify_finds_a_flipped_byte_in_a_first_stage(tmp_path) -> None:
     build(tmp_path / "index")
     assert adacur.store.verify(tmp_path / "index").ok
-    stage = tmp_path / "index" / "first" / "bm25"
+    stage = tmp_path / "index" / "versions/1/first" / "bm25"
     file = max((file for file in stage.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     (problem,) = adacur.store.verify(tmp_path / "index").problems
-    assert problem.file == f"first/bm25/{file.relative_to(stage)}"
+    assert problem.file == f"versions/1/first/bm25/{file.relative_to(stage)}"
 
 
 def test_verify_finds_a_first_stage_that_was_lost(tmp_path) -> None:
     build(tmp_path / "index")
-    shutil.rmtree(tmp_path / "index" / "first" / "bm25")
+    shutil.rmtree(tmp_path / "index" / "versions/1/first" / "bm25")
     (problem,) = adacur.store.verify(tmp_path / "index").problems
-    assert problem.file == "first/bm25"
+    assert problem.file == "versions/1/first/bm25"
 
 
 def test_a_small_build_costs_no_call_but_its_pairs(tmp_path) -> None:
@@ -225,7 +225,7 @@ def test_an_encoder_whose_path_is_gone_is_fetched_by_name(tmp_path) -> None:
         encoder="bge-small-en-v1.5",
         progress=False,
     )
-    settings_file = tmp_path / "index" / "first" / "dense" / "retriever.json"
+    settings_file = tmp_path / "index" / "versions/1/first" / "dense" / "retriever.json"
     settings = json.loads(settings_file.read_text())
     settings["encoder"]["source"] = "/another/machine/bge-small-en-v1.5"
     settings_file.write_text(json.dumps(settings))

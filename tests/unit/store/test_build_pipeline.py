@@ -12,9 +12,10 @@ import pytest
 from adacur.errors import IncompleteIndex, ScorerFailed, StorageFull
 from adacur.records import Item, Query
 from adacur.store import IndexFolder, verify
-from adacur.store import build_blocks as building
+from adacur.store import scored_parts as building
 from adacur.store.blocks import ScoreBlocks
 from adacur.store.estimate import block_items_for, time_scorer
+from adacur.store.items import StoredItems
 
 PATIENCE = 60.0
 
@@ -42,15 +43,15 @@ class Watched:
 
 def test_a_block_is_written_and_another_read_while_one_is_scored(known, tmp_path, monkeypatch) -> None:
     began, was_read = [threading.Event() for _ in range(7)], [threading.Event() for _ in range(7)]
-    write, read = ScoreBlocks.write, building._block_items
+    write, read = ScoreBlocks.write, StoredItems.at
 
     def write_while_the_next_is_scored(self, block, values) -> None:
         if block + 1 < 6:
             assert began[block + 1].wait(PATIENCE)
         write(self, block, values)
 
-    def note_reading(connection, positions):
-        items = read(connection, positions)
+    def note_reading(self, positions):
+        items = read(self, positions)
         was_read[positions.start // 10].set()
         return items
 
@@ -61,7 +62,7 @@ def test_a_block_is_written_and_another_read_while_one_is_scored(known, tmp_path
             assert was_read[block + 1].wait(PATIENCE)
 
     monkeypatch.setattr(ScoreBlocks, "write", write_while_the_next_is_scored)
-    monkeypatch.setattr(building, "_block_items", note_reading)
+    monkeypatch.setattr(StoredItems, "at", note_reading)
     folder = known.build(tmp_path / "index", scorer=Watched(known.scorer, score_while_the_next_is_read))
     assert folder.matrix.tolist() == known.scores.T.tolist()
     assert verify(folder.path).ok

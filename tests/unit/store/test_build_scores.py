@@ -376,7 +376,7 @@ def test_every_difference_is_told_at_once(known, tmp_path) -> None:
 def test_a_chunk_without_a_record_is_scored_again(known, tmp_path) -> None:
     begin(known, tmp_path / "index", blocks=5)
     # What a power cut can leave: the last chunk is there, and is rubbish, and so is a half-written one beside it.
-    chunk = tmp_path / "index/scores.zarr/c/5"
+    chunk = tmp_path / "index/parts/built/scores.zarr/c/5"
     chunk.mkdir()
     (chunk / "0").write_bytes(b"\0" * 17)
     (chunk / "0.abc.partial").write_bytes(b"\0" * 17)
@@ -389,12 +389,12 @@ def test_a_chunk_without_a_record_is_scored_again(known, tmp_path) -> None:
 
 def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> None:
     folder = tmp_path / "index"
-    folder.mkdir()
+    (folder / "parts/built").mkdir(parents=True)
     (folder / "build.lock").touch()
-    database = sqlite3.connect(folder / "items.sqlite")
+    database = sqlite3.connect(folder / "parts/built/items.sqlite")
     database.execute("CREATE TABLE items (half)")
     database.close()
-    (folder / "items.sqlite-journal").write_bytes(b"rubbish")
+    (folder / "parts/built/items.sqlite-journal").write_bytes(b"rubbish")
     with pytest.raises(IndexFolderError, match="before its first block"):
         IndexFolder.open(folder)
     assert known.build(folder).matrix.tolist() == known.scores.T.tolist()
@@ -402,7 +402,7 @@ def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> No
 
 def test_a_finished_block_that_was_damaged_meanwhile_is_scored_again_by_the_next_run(known, tmp_path) -> None:
     begin(known, tmp_path / "index", blocks=3)
-    (tmp_path / "index/scores.zarr/c/1/0").unlink()
+    (tmp_path / "index/parts/built/scores.zarr/c/1/0").unlink()
     with pytest.raises(DamagedIndex, match="Block 1"):
         known.build(tmp_path / "index")
     healing = Carded(known.scorer)
@@ -412,7 +412,7 @@ def test_a_finished_block_that_was_damaged_meanwhile_is_scored_again_by_the_next
 
 def test_a_folder_in_use_by_a_reader_can_still_be_finished(known, tmp_path) -> None:
     begin(known, tmp_path / "index")
-    reader = sqlite3.connect(tmp_path / "index" / "items.sqlite", isolation_level=None)
+    reader = sqlite3.connect(tmp_path / "index" / "parts/built/items.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM blocks").fetchone()
     try:

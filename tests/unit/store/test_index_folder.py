@@ -24,7 +24,7 @@ def test_half_precision_takes_half_the_space_and_is_widened_on_reading(known, tm
     assert folder.matrix.dtype == np.float32
     assert folder.matrix.tolist() == known.scores.T.astype(np.float16).tolist()
     full = known.build(tmp_path / "full")
-    sizes = [(whole.path / "scores.zarr/c/0/0").stat().st_size - 4 for whole in (folder, full)]
+    sizes = [(whole.path / "parts/built/scores.zarr/c/0/0").stat().st_size - 4 for whole in (folder, full)]
     assert sizes[0] * 2 == sizes[1]
 
 
@@ -39,7 +39,7 @@ def test_the_folder_says_to_pyterrier_what_it_is(known, tmp_path) -> None:
 
 def test_a_missing_chunk_and_a_flipped_byte_are_refused_with_the_block(known, tmp_path) -> None:
     folder = known.build(tmp_path / "index")
-    chunk = folder.path / "scores.zarr/c/3/0"
+    chunk = folder.path / "parts/built/scores.zarr/c/3/0"
     whole = chunk.read_bytes()
     chunk.unlink()
     with pytest.raises(DamagedIndex, match=r"Block 3.*items 30 to.*39"):
@@ -54,10 +54,10 @@ def test_a_missing_chunk_and_a_flipped_byte_are_refused_with_the_block(known, tm
 def test_an_array_that_the_manifest_does_not_speak_of_is_refused(known, tmp_path) -> None:
     one = known.build(tmp_path / "one")
     other = known.build(tmp_path / "other", block_items=5)
-    shutil.rmtree(one.path / "scores.zarr")
+    shutil.rmtree(one.path / "parts/built/scores.zarr")
     with pytest.raises(DamagedIndex, match=r"scores\.zarr"):
         one.matrix
-    shutil.copytree(other.path / "scores.zarr", one.path / "scores.zarr")
+    shutil.copytree(other.path / "parts/built/scores.zarr", one.path / "parts/built/scores.zarr")
     with pytest.raises(DamagedIndex, match="manifest says"):
         one.matrix
 
@@ -66,23 +66,26 @@ def test_items_of_another_folder_are_refused(known, tmp_path) -> None:
     one = known.build(tmp_path / "one")
     fewer = AnchorTable.from_arrays(items=known.items[:9], anchor_queries=known.anchors, scores=known.scores[:, :9])
     other = save_table(fewer, tmp_path / "other")
-    shutil.copy(other.path / "items.sqlite", one.path / "items.sqlite")
+    shutil.copy(other.path / "parts/built/items.sqlite", one.path / "parts/built/items.sqlite")
     with pytest.raises(DamagedIndex, match="9 items"):
         IndexFolder.open(one.path)
 
 
 def test_a_finished_folder_leaves_no_log_beside_its_database(known, tmp_path) -> None:
     folder = known.build(tmp_path / "index")
-    names = {entry.name for entry in folder.path.iterdir()}
-    assert names == {"build.lock", "items.sqlite", "manifest.json", "pt_meta.json", "scores.zarr"}
+    assert {entry.name for entry in (folder.path / "parts/built").iterdir()} == {
+        "items.sqlite",
+        "manifest.json",
+        "scores.zarr",
+    }
 
 
 def test_first_stage_folders_are_listed_and_kept_inside(known, tmp_path) -> None:
     folder = known.build(tmp_path / "index")
     assert folder.first_names() == ()
     for name in ("dense", "bm25"):
-        (folder.path / "first" / name).mkdir(parents=True)
-    (folder.path / "first" / ".half.unfinished").mkdir()
+        (folder.home / "first" / name).mkdir(parents=True)
+    (folder.home / "first" / ".half.unfinished").mkdir()
     assert folder.first_names() == ("bm25", "dense")
 
 
@@ -120,7 +123,7 @@ def test_saving_never_overwrites_and_leaves_nothing_behind_when_it_fails(known, 
     def stop(*anything, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("adacur.store.build_blocks.choose_probes", stop)
+    monkeypatch.setattr("adacur.store.scored_parts.choose_probes", stop)
     with pytest.raises(KeyboardInterrupt):
         save_table(table, tmp_path / "stopped")
     assert {entry.name for entry in tmp_path.iterdir()} == {"index", "empty"}

@@ -35,7 +35,7 @@ class Tires(MatrixScorer):
 
 def leave_journal(folder: Path) -> None:
     """Put the database into the state in which SIGKILL leaves it before its journal is deleted."""
-    whole = folder / "items.sqlite"
+    whole = folder / "parts/built/items.sqlite"
     with contextlib.closing(sqlite3.connect(whole, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
     working = folder.parent / "working.sqlite"
@@ -74,7 +74,7 @@ def test_who_only_looks_sees_the_folder_as_it_was_before(known, begun, look) -> 
     else:
         seen = look(begun)
         assert seen == 2 * 10 * 7 if look is pairs_done else (seen.ok, seen.blocks_checked) == (True, 2)
-    assert not (begun / "items.sqlite-journal").exists()
+    assert not (begun / "parts/built/items.sqlite-journal").exists()
 
 
 def test_a_finished_folder_opens_too(known, tmp_path) -> None:
@@ -92,7 +92,7 @@ def test_where_nothing_can_be_written_it_is_said_so_and_not_that_the_index_is_da
             path.chmod(0o555 if path.is_dir() else 0o444)
         error = as_another_user(lambda: IndexFolder.open(folder))
         assert error == (IndexFolderError, False)
-        assert (folder / "items.sqlite-journal").exists()
+        assert (folder / "parts/built/items.sqlite-journal").exists()
         for path in (Path(place), folder, *folder.rglob("*")):
             path.chmod(0o755)
 
@@ -120,7 +120,7 @@ def as_another_user(work: Callable[[], object]) -> tuple[type, bool]:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    with contextlib.closing(sqlite3.connect(folder / "items.sqlite", isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(folder / "parts/built/items.sqlite", isolation_level=None)) as connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("BEGIN EXCLUSIVE")
         yield
@@ -136,7 +136,7 @@ def test_a_database_that_is_written_to_is_not_called_damaged(known, tmp_path, mo
 
 
 def test_a_damaged_block_of_an_unfinished_build_is_scored_again_and_no_other(known, begun) -> None:
-    chunk = begun / "scores.zarr" / "c" / "0" / "0"
+    chunk = begun / "parts/built/scores.zarr" / "c" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:-9] + bytes(9))
     rest = Tires(known.anchors, known.items, known.scores)
     # Four that were not yet scored, and this one.
@@ -159,7 +159,7 @@ def test_a_damaged_block_by_which_a_function_is_recognised_is_scored_again(known
     build = functools.partial(known.build, tmp_path / "index", scorer=FunctionScorer(function, name="lengths"))
     with pytest.raises(ScorerFailed):
         build()
-    chunk = tmp_path / "index" / "scores.zarr" / "c" / "0" / "0"
+    chunk = tmp_path / "index" / "parts/built/scores.zarr" / "c" / "0" / "0"
     chunk.write_bytes(bytes(10))
     scored.clear()
     with pytest.raises(DamagedIndex):

@@ -7,8 +7,8 @@ import pytest
 
 from adacur.errors import IndexFolderError, NotAnIndex, OtherFormat
 from adacur.protocols import ScorerCard
-from adacur.store import IndexFolder, Manifest, Origin, read_manifest
-from adacur.store.manifest import FORMAT, Probe, write_manifest
+from adacur.store import IndexFolder, Manifest, Origin
+from adacur.store.manifest import FORMAT, Probe, manifest_in, write_manifest
 
 
 def manifest(**changed) -> Manifest:
@@ -32,23 +32,20 @@ def manifest(**changed) -> Manifest:
 def test_what_is_written_is_what_is_read(tmp_path, scorer) -> None:
     written = manifest(scorer=scorer)
     write_manifest(tmp_path, written)
-    assert read_manifest(tmp_path) == written
+    assert manifest_in(tmp_path) == written
     assert {"adacur", "numpy", "zarr", "python"} == set(written.packages)
 
 
 def test_the_fields_of_the_file_are_remembered(tmp_path) -> None:
     written = manifest(origin=Origin(None, ("text",)))
     write_manifest(tmp_path, written)
-    assert read_manifest(tmp_path) == written
+    assert manifest_in(tmp_path) == written
     file = tmp_path / "manifest.json"
     whole = json.loads(file.read_text())
-    # Before 0.2 the command was stored there too.
-    file.write_text(json.dumps(whole | {"origin": whole["origin"] | {"command": ["build", "a"], "folder": "/b"}}))
-    assert read_manifest(tmp_path) == written
     for changed in ({"text_fields": "text"}, {"text_fields": [1]}, {"id_field": 7}):
         file.write_text(json.dumps(whole | {"origin": whole["origin"] | changed}))
         with pytest.raises(IndexFolderError, match="manifest"):
-            read_manifest(tmp_path)
+            manifest_in(tmp_path)
 
 
 def test_blocks_cover_every_item_once() -> None:
@@ -69,7 +66,7 @@ def test_a_manifest_that_could_not_be_written_leaves_the_old_one(tmp_path, monke
     monkeypatch.setattr(os, "fsync", no_power)
     with pytest.raises(OSError, match="power cut"):
         write_manifest(tmp_path, manifest(seed=2))
-    assert read_manifest(tmp_path).seed == 1
+    assert manifest_in(tmp_path).seed == 1
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
 
 
@@ -107,14 +104,15 @@ def test_values_that_no_build_writes_are_refused(tmp_path, changed) -> None:
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changed))
     with pytest.raises(NotAnIndex):
-        read_manifest(tmp_path)
+        manifest_in(tmp_path)
 
 
-@pytest.mark.parametrize("other", [1, 2, FORMAT + 4])
+@pytest.mark.parametrize("other", [1, FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_with_both_numbers_whatever_else_it_says(tmp_path, other) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"type": "adacur_index", "format": other}))
-    with pytest.raises(OtherFormat, match=rf"format {other}.* format {FORMAT}"):
+    with pytest.raises(OtherFormat) as refused:
         IndexFolder.open(tmp_path)
+    assert all(str(number) in str(refused.value) for number in (other, FORMAT))
 
 
 def test_fields_that_a_later_version_adds_are_passed_over(tmp_path) -> None:
@@ -123,4 +121,4 @@ def test_fields_that_a_later_version_adds_are_passed_over(tmp_path) -> None:
     told = json.loads(file.read_text())
     told["scorer"]["temperature"] = 2
     file.write_text(json.dumps(told | {"later": True}))
-    assert read_manifest(tmp_path).scorer == manifest().scorer
+    assert manifest_in(tmp_path).scorer == manifest().scorer

@@ -79,10 +79,10 @@ def test_items_in_memory_and_on_disk_answer_alike(stored, known) -> None:
 
 def test_a_database_that_is_none_is_damage(known, tmp_path) -> None:
     known.build(tmp_path / "index")
-    (tmp_path / "index" / "items.sqlite").write_bytes(b"not a database" * 500)
+    (tmp_path / "index" / "parts/built/items.sqlite").write_bytes(b"not a database" * 500)
     with pytest.raises(DamagedIndex, match=r"items\.sqlite"):
         IndexFolder.open(tmp_path / "index")
-    (tmp_path / "index" / "items.sqlite").unlink()
+    (tmp_path / "index" / "parts/built/items.sqlite").unlink()
     with pytest.raises(DamagedIndex, match=r"items\.sqlite"):
         IndexFolder.open(tmp_path / "index")
 

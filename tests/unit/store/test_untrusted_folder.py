@@ -14,8 +14,7 @@ import pytest
 import adacur
 from adacur.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
 from adacur.store import IndexFolder, is_finished, verify
-from adacur.store.folder import version_files
-from adacur.store.readers import _delete
+from adacur.store.versions import _delete, version_files
 from adacur.store.writing import check_inside
 from tests.editing import Edited
 from tests.living_world import build, item, query, score
@@ -48,7 +47,7 @@ def changed_fixture(tmp_path: Path) -> Path:
 
 def name_part(manifest: Path, path: str) -> None:
     content = json.loads(manifest.read_bytes())
-    content["parts"][0]["path"] = path
+    content["parts"][0]["name"] = path
     manifest.write_text(json.dumps(content))
 
 
@@ -63,13 +62,13 @@ def test_a_part_outside_the_index_is_neither_opened_nor_deleted(changed: Path, p
     shutil.copytree(current(changed), stale)
     name_part(stale / "manifest.json", outside)
 
-    with adacur.load(changed, scorer=score) as index, pytest.raises(DamagedIndex, match=r"parts/NAME"):
+    with adacur.load(changed, scorer=score) as index:
         Edited(index).remove(["i1"])
     assert (changed.parent / "victim" / "precious.txt").read_text() == "precious"
+    assert not stale.exists()
 
-    shutil.rmtree(stale)
     name_part(current(changed) / "manifest.json", outside)
-    with pytest.raises(DamagedIndex, match=r"parts/NAME"):
+    with pytest.raises(NotAnIndex):
         adacur.load(changed)
     assert not verify(changed).ok
 
@@ -91,7 +90,9 @@ def test_deleting_stays_inside_the_index_and_follows_no_link(changed: Path) -> N
     check_inside(changed, changed / "versions" / "3")
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "manifest.json.partial", "build.lock", "items.sqlite", "first"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "manifest.json.partial", "build.lock", "parts/built/items.sqlite", "versions"]
+)
 def test_a_link_in_a_folder_is_refused_by_whatever_opens_it(changed: Path, name: str) -> None:
     secret = changed.parent / "secret.txt"
     secret.write_text("TOP SECRET")
@@ -107,7 +108,7 @@ def test_a_link_in_a_folder_is_refused_by_whatever_opens_it(changed: Path, name:
     assert secret.read_text() == "TOP SECRET"
 
 
-@pytest.mark.parametrize("name", ["build.lock", "items.sqlite", "manifest.json.partial", "scores.zarr"])
+@pytest.mark.parametrize("name", ["build.lock", "parts", "manifest.json.partial", "versions"])
 def test_a_build_writes_through_no_link_that_lies_where_it_begins(tmp_path: Path, name: str) -> None:
     (secret := tmp_path / "secret.txt").write_text("TOP SECRET")
     (tmp_path / "new.adacur").mkdir()
@@ -120,12 +121,12 @@ def test_a_build_writes_through_no_link_that_lies_where_it_begins(tmp_path: Path
 def test_a_build_compares_itself_with_no_database_that_a_finished_folder_links_to(tmp_path: Path) -> None:
     path, others = tmp_path / "wiki.adacur", tmp_path / "others.sqlite"
     build(path, [item(1)], [query(1)]).close()
-    (path / "items.sqlite").rename(others)
+    (path / "parts/built/items.sqlite").rename(others)
     changed = sqlite3.connect(others)
     changed.execute("UPDATE items SET text = 'TOP SECRET'")
     changed.commit()
     changed.close()
-    (path / "items.sqlite").symlink_to(others)
+    (path / "parts/built/items.sqlite").symlink_to(others)
     with pytest.raises(DamagedIndex, match="is a link"):
         build(path, [item(1)], [query(1)])
 
@@ -160,13 +161,13 @@ def test_only_files_of_the_index_are_packed(tmp_path: Path) -> None:
     (path / "evil.py").write_text("import os")
     (path / "notes").mkdir()
     (path / "notes" / "private.txt").write_text("private")
-    names = version_files(IndexFolder.open(path))
-    assert {"manifest.json", "items.sqlite", "scores.zarr/zarr.json"} <= set(names)
+    names = version_files(path, IndexFolder.open(path).home)
+    assert {"manifest.json", "parts/built/items.sqlite", "parts/built/scores.zarr/zarr.json"} <= set(names)
     assert not [name for name in names if "evil" in name or "notes" in name]
 
 
 def changed_database(path: Path, *statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(path / "items.sqlite")) as connection:
+    with contextlib.closing(sqlite3.connect(path / "parts/built/items.sqlite")) as connection:
         for statement in statements:
             connection.execute(statement)
         connection.commit()
@@ -206,7 +207,7 @@ def test_a_database_of_other_shapes_is_one_clear_error(tmp_path: Path, statement
 def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(tmp_path: Path, n_items: int) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
-    for file in (path / "manifest.json", path / "scores.zarr" / "zarr.json"):
+    for file in (current(path) / "manifest.json", path / "parts/built/scores.zarr" / "zarr.json"):
         content = json.loads(file.read_bytes())
         content["shape" if "shape" in content else "n_items"] = [n_items, 4] if "shape" in content else n_items
         file.write_text(json.dumps(content))
@@ -219,7 +220,7 @@ def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(tmp_path: Pat
 def test_scores_cut_short_are_told_before_memory_is_taken_for_them(tmp_path: Path) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
-    chunk = path / "scores.zarr" / "c" / "0" / "0"
+    chunk = path / "parts/built/scores.zarr" / "c" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:8])
     with pytest.raises(DamagedIndex, match="Block 0"):
         _ = IndexFolder.open(path).matrix
@@ -229,7 +230,7 @@ def test_scores_cut_short_are_told_before_memory_is_taken_for_them(tmp_path: Pat
 def test_scores_in_another_coding_are_refused_before_zarr_loads_it(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
-    file = path / "scores.zarr" / "zarr.json"
+    file = path / "parts/built/scores.zarr" / "zarr.json"
     content = json.loads(file.read_bytes())
     content["codecs"] = [content["codecs"][0], {"name": codec, "configuration": {}}]
     file.write_text(json.dumps(content))
@@ -241,15 +242,15 @@ def test_scores_in_another_coding_are_refused_before_zarr_loads_it(tmp_path: Pat
 def test_a_checksum_is_of_a_file_in_its_own_folder(tmp_path: Path, name: str) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["bm25"]).close()
-    (path / "first" / "bm25" / "checksums.json").write_text(json.dumps({name: "0"}))
+    (path / "versions/1/first/bm25/checksums.json").write_text(json.dumps({name: "0"}))
     (problem,) = verify(path).problems
-    assert problem.file == "first/bm25/checksums.json"
+    assert problem.file == "versions/1/first/bm25/checksums.json"
 
 
 def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_back(tmp_path: Path) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
-    (path / "items.sqlite-journal").write_bytes(b"\0" * 600 + bytes.fromhex("d9d505f920a163d7"))
+    (path / "parts/built/items.sqlite-journal").write_bytes(b"\0" * 600 + bytes.fromhex("d9d505f920a163d7"))
     with pytest.raises(DamagedIndex, match="journal"):
         adacur.load(path)
 
@@ -263,8 +264,8 @@ def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_bac
         {"items": 12, "anchors": 3},
         {"items": 12, "anchors": 2**40},
         {"items": 2**40, "anchors": 4},
-        {"path": None, "items": 12, "anchors": 4},
-        {"path": None, "items": 2**40, "anchors": 4},
+        {"name": None, "items": 12, "anchors": 4},
+        {"name": None, "items": 2**40, "anchors": 4},
     ],
 )
 def test_parts_that_do_not_hold_what_a_version_says_are_damage(changed: Path, changes: dict[str, object]) -> None:
@@ -272,7 +273,7 @@ def test_parts_that_do_not_hold_what_a_version_says_are_damage(changed: Path, ch
     content = json.loads(file.read_bytes())
     for n_items in (content["n_items"], 2**40):
         for parts in ([content["parts"][0] | changes, *content["parts"][1:]], [*content["parts"], changes]):
-            edited(file, parts=[{"path": "parts/x"} | part for part in parts], n_items=n_items)
+            edited(file, parts=[{"name": "x"} | part for part in parts], n_items=n_items)
             with pytest.raises((DamagedIndex, NotAnIndex)):
                 adacur.load(changed)
 
@@ -304,7 +305,7 @@ def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
     folder = IndexFolder.open(path)
-    shutil.rmtree(path / "scores.zarr" / "c")
+    shutil.rmtree(path / "parts/built/scores.zarr" / "c")
     monkeypatch.setattr("zarr.Array.__getitem__", lambda *_: pytest.fail("zarr was asked for a chunk"))
     with pytest.raises(DamagedIndex, match="missing"):
         _ = folder.matrix
@@ -314,9 +315,10 @@ def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
 def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(tmp_path: Path) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
-    edited(path / "manifest.json", n_items=2**40, block_items=1)
+    for folder in (current(path), path / "parts/built"):
+        edited(folder / "manifest.json", n_items=2**40, block_items=1)
     grid = {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}
-    edited(path / "scores.zarr" / "zarr.json", shape=[2**40, 4], chunk_grid=grid)
+    edited(path / "parts/built/scores.zarr" / "zarr.json", shape=[2**40, 4], chunk_grid=grid)
     problem, *_ = verify(path).problems
     assert str(2**40) in problem.what
 
@@ -324,7 +326,7 @@ def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(tmp_path: 
 def test_a_remembered_score_beyond_all_floats_is_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "wiki.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
-    edited(path / "manifest.json", probes=[{"item": 0, "anchor": 0, "score": 10**400}])
+    edited(current(path) / "manifest.json", probes=[{"item": 0, "anchor": 0, "score": 10**400}])
     with pytest.raises(IndexFolderError, match=r"manifest\.json"):
         adacur.load(path)
 

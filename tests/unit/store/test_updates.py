@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ from adacur.records import ItemList
 from adacur.seeds import item_keys
 from adacur.store import IndexFolder, Manifest, home_of, locked, read_manifest, updating
 from adacur.store.items import StoredItems
+from adacur.store.manifest import manifest_in, write_manifest
+from adacur.store.writing import digest_file
 from tests import living_world as world
 from tests.editing import Edited
 from tests.living_world import Counted, build, item, query
@@ -257,7 +260,7 @@ def test_items_are_read_one_by_one_and_by_position(path) -> None:
     index = load(path)
     Edited(index).add([item(20)])
     Edited(index).remove(["i0"])
-    for items in (index.items, StoredItems(path), ItemList([item(1), item(2)])):
+    for items in (index.items, StoredItems(path / "parts/built"), ItemList([item(1), item(2)])):
         everything = items.at(range(len(items)))
         assert list(items) == everything
         assert [items[0], items[-1]] == [everything[0], everything[-1]]
@@ -311,7 +314,7 @@ def test_readers_keep_their_version_and_what_nobody_reads_is_deleted(path) -> No
     del first, second
     Edited(index).remove(["i6"])
     assert files(path) >= {"manifest.json", "parts", "versions", "versions/5"}
-    assert not files(path) & {"scores.zarr", "items.sqlite", "part.json", "first", "versions/2", "versions/4"}
+    assert not files(path) & {"parts/built", "versions/1", "versions/2", "versions/4"}
     assert len(list((path / "parts").iterdir())) == 1
 
 
@@ -324,7 +327,7 @@ def test_a_reader_that_comes_while_the_first_change_is_switched_to_gets_one_vers
             Edited(writer).remove(["i1"])
         return read_manifest(folder)
 
-    for module in ("readers", "folder"):
+    for module in ("versions", "folder"):
         monkeypatch.setattr(f"adacur.store.{module}.read_manifest", read)
     folder = IndexFolder.open(path)
     assert opened
@@ -335,7 +338,7 @@ def test_a_reader_that_comes_while_the_first_change_is_switched_to_gets_one_vers
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows deletes no file that is open")
 def test_a_version_of_which_nobody_can_tell_whether_it_is_read_is_kept(path, monkeypatch) -> None:
     def opened(file: object, *options: object, **named: object) -> int:
-        if file == path / "versions" / "2" / "readers.lock":
+        if file == path / "versions" / "2" / "removed.npy":
             raise OSError(errno.EMFILE, "Too many open files")
         return descriptor(file, *options, **named)
 
@@ -350,7 +353,7 @@ def test_a_version_of_which_nobody_can_tell_whether_it_is_read_is_kept(path, mon
 def test_an_index_in_one_part_is_not_copied_to_compact_it(path) -> None:
     index = load(path)
     assert Edited(index).compact().version == 2
-    assert not list(path.glob("parts/*"))
+    assert [part.name for part in path.glob("parts/*")] == ["built"]
     Edited(index).add([item(20)])
     Edited(index).compact()
     Edited(index).compact()
@@ -427,7 +430,7 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
     assert IndexFolder.open(path).n_exact == 4
     assert {probe.item for probe in IndexFolder.open(path).manifest.probes} <= set(range(4))
     adacur.load(path, scorer=world.score)
-    cells = next(path.glob("parts/*/exact/cells.npy"))
+    cells = next(path.glob("parts/*/exact.npy"))
     cells.write_bytes(cells.read_bytes()[:-1] + b"?")
     assert [problem.file for problem in adacur.store.verify(path).problems] == [str(cells.relative_to(path))]
 
@@ -435,7 +438,7 @@ def test_what_was_predicted_is_told_from_what_was_scored(path, monkeypatch) -> N
 def test_a_changed_index_names_its_version_in_the_one_format(path) -> None:
     Edited(load(path)).remove(["i1"])
     manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest.items() >= {"type": "adacur_index", "format": 4, "version": 2}.items()
+    assert manifest.items() >= {"type": "adacur_index", "format": 5, "version": 2}.items()
     (path / "manifest.json").write_text(json.dumps(manifest | {"format": 2}))
     with pytest.raises(OtherFormat, match="format 2"):
         load(path)
@@ -452,10 +455,10 @@ def test_damage_to_a_version_is_told(path) -> None:
     Edited(index).add([item(20)])
     Edited(index).remove(["i1"])
     home = home_of(path)
-    part = next(path.glob("parts/*"))
+    part = next(part for part in path.glob("parts/*") if part.name != "built")
     for file, name in (
         (part / "scores.zarr" / "c" / "0" / "0", "scores.zarr"),
-        (home / "removed" / "items.npy", "removed"),
+        (home / "removed.npy", "removed"),
         (home / "first" / "bm25" / "ids.utf8", "first"),
         (part / "items.sqlite", "items.sqlite"),
     ):
@@ -465,13 +468,14 @@ def test_damage_to_a_version_is_told(path) -> None:
         assert {path / problem.file for problem in problems} == {file}, problems
         file.write_bytes(content)
     assert adacur.store.verify(path).ok
-    removed = home / "removed" / "items.npy"
+    removed = home / "removed.npy"
     removed.write_bytes(b"")
     with pytest.raises(DamagedIndex, match="removed"):
         load(path)
     # Nothing removed; removed before it came; twice; never there; in a part that is not there.
     for pairs in ([], [[1, 0]], [[12, 1]], [[-1, 2]], [[13, 2]], [[1, 3]], [[1, 2, 2]], [1, 2]):
         np.save(removed, np.array(pairs, dtype=np.int64).reshape(-1, 2) if not pairs else np.array(pairs))
+        write_manifest(home, replace(manifest_in(home), removed_items=digest_file(removed)))
         with pytest.raises(DamagedIndex):
             load(path)
     (home / "manifest.json").unlink()

@@ -22,7 +22,7 @@ def folder(known, tmp_path):
 
 
 def change(folder, sql: str) -> None:
-    connection = sqlite3.connect(folder / "items.sqlite")
+    connection = sqlite3.connect(folder / "parts/built/items.sqlite")
     with connection:
         connection.execute(sql)
     connection.close()
@@ -37,7 +37,7 @@ def test_an_untouched_folder_is_in_order(folder) -> None:
 
 def test_a_flipped_bit_anywhere_in_a_chunk_is_found_with_its_block(folder) -> None:
     rng = np.random.default_rng(0)
-    chunks = sorted((folder / "scores.zarr/c").rglob("0"))
+    chunks = sorted((folder / "parts/built/scores.zarr/c").rglob("0"))
     chunks = [chunk for chunk in chunks if chunk.is_file()]
     assert len(chunks) == 6
     for chunk in chunks:
@@ -57,21 +57,21 @@ def test_a_flipped_bit_anywhere_in_a_chunk_is_found_with_its_block(folder) -> No
 
 @pytest.mark.parametrize("size", [0, 3, 100])
 def test_a_cut_chunk_is_found(folder, size) -> None:
-    chunk = folder / "scores.zarr/c/2/0"
+    chunk = folder / "parts/built/scores.zarr/c/2/0"
     chunk.write_bytes(chunk.read_bytes()[:size])
     assert [problem.block for problem in verify(folder).problems] == [2]
 
 
 def test_missing_chunks_are_all_found(folder) -> None:
-    shutil.rmtree(folder / "scores.zarr/c/0")
-    (folder / "scores.zarr/c/4/0").unlink()
+    shutil.rmtree(folder / "parts/built/scores.zarr/c/0")
+    (folder / "parts/built/scores.zarr/c/4/0").unlink()
     problems = verify(folder).problems
     assert [problem.block for problem in problems] == [0, 4]
     assert all("missing" in problem.what for problem in problems)
 
 
 def test_scores_that_were_written_over_are_found_though_their_checksum_is_right(folder) -> None:
-    array = zarr.open_array(folder / "scores.zarr", mode="r+")
+    array = zarr.open_array(folder / "parts/built/scores.zarr", mode="r+")
     array[33, 2] = array[33, 2] + 1
     assert 3 in {problem.block for problem in verify(folder).problems}
     array[12, 0] = np.nan
@@ -101,7 +101,7 @@ def test_changed_rows_are_found(folder, sql, said) -> None:
 
 
 def test_flipped_bytes_of_the_database_never_make_it_raise(folder) -> None:
-    database = folder / "items.sqlite"
+    database = folder / "parts/built/items.sqlite"
     whole = database.read_bytes()
     rng = np.random.default_rng(0)
     for place in rng.integers(0, len(whole), size=60):
@@ -111,9 +111,9 @@ def test_flipped_bytes_of_the_database_never_make_it_raise(folder) -> None:
         verify(folder)
     text = whole.index(b"item number 17")
     database.write_bytes(whole[:text] + b"I" + whole[text + 1 :])
-    assert [problem.file for problem in verify(folder).problems] == ["items.sqlite"]
+    assert [problem.file for problem in verify(folder).problems] == ["parts/built/items.sqlite"]
     database.write_bytes(whole[:text] + b"\xff" + whole[text + 1 :])
-    assert [problem.file for problem in verify(folder).problems] == ["items.sqlite"]
+    assert [problem.file for problem in verify(folder).problems] == ["parts/built/items.sqlite"]
     database.write_bytes(whole[: len(whole) // 2])
     assert not verify(folder).ok
     database.unlink()
@@ -121,24 +121,30 @@ def test_flipped_bytes_of_the_database_never_make_it_raise(folder) -> None:
 
 
 def test_broken_metadata_of_the_scores_is_found(folder) -> None:
-    file = folder / "scores.zarr/zarr.json"
+    file = folder / "parts/built/scores.zarr/zarr.json"
     told = json.loads(file.read_text())
     for broken in ("{", "[]", json.dumps(told | {"shape": [53, 8]}), json.dumps(told | {"data_type": "float64"})):
         file.write_text(broken)
-        assert [problem.file for problem in verify(folder).problems] == ["scores.zarr/zarr.json"]
-    shutil.rmtree(folder / "scores.zarr")
-    assert [problem.file for problem in verify(folder).problems] == ["scores.zarr/zarr.json"]
+        assert [problem.file for problem in verify(folder).problems] == ["parts/built/scores.zarr/zarr.json"]
+    shutil.rmtree(folder / "parts/built/scores.zarr")
+    assert [problem.file for problem in verify(folder).problems] == ["parts/built/scores.zarr/zarr.json"]
 
 
 def test_a_manifest_that_cannot_be_read_or_remembers_wrongly_is_found(folder, tmp_path) -> None:
+    for name in ("parts/built/manifest.json", "versions/1/manifest.json"):
+        file = folder / name
+        content = file.read_text()
+        told = json.loads(content)
+        for probe in ({"score": 1e9}, {"anchor": 99}):
+            told["probes"][3] |= probe
+            file.write_text(json.dumps(told))
+            problems = {problem.file for problem in verify(folder).problems}
+            # One that cannot be parsed hides which version is meant.
+            assert problems == {name} or ("anchor" in probe and problems == {"manifest.json"})
+        file.write_text(content)
     file = folder / "manifest.json"
-    told = json.loads(file.read_text())
-    for probe in ({"score": 1e9}, {"anchor": 99}):
-        told["probes"][3] |= probe
-        file.write_text(json.dumps(told))
-        assert [problem.file for problem in verify(folder).problems] == ["manifest.json"]
-    file.write_text(json.dumps(told | {"format": 99}))
-    assert "format 99" in verify(folder).problems[0].what
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
+    assert "99" in verify(folder).problems[0].what
     file.write_text("{")
     assert [problem.file for problem in verify(folder).problems] == ["manifest.json"]
     assert [problem.file for problem in verify(tmp_path / "nowhere").problems] == ["manifest.json"]
@@ -160,7 +166,7 @@ def test_an_unfinished_build_is_in_order_as_far_as_it_went(known, tmp_path) -> N
     assert report.ok
     assert not report.complete
     assert (report.blocks_checked, report.blocks) == (2, 6)
-    (tmp_path / "index/scores.zarr/c/1/0").unlink()
+    (tmp_path / "index/parts/built/scores.zarr/c/1/0").unlink()
     assert [problem.block for problem in verify(tmp_path / "index").problems] == [1]
 
 
@@ -170,7 +176,7 @@ def test_a_damaged_block_is_mended_by_replacing_its_items_which_pays_for_no_othe
     living_world.build(path, items, anchors, block_items=10).close()
     edited = adacur.load(path, scorer=living_world.score)
     block = IndexFolder.open(path).manifest.block(1)
-    chunk = path / "scores.zarr/c/1/0"
+    chunk = path / "parts/built/scores.zarr/c/1/0"
     chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
     assert [problem.block for problem in verify(path).problems] == [1]
     change = Edited(edited).replace([living_world.item(n) for n in block])

@@ -19,6 +19,8 @@ from adacur.model.posterior import rises
 from adacur.model.rows import ItemFactors
 from adacur.model.scale import ScoreScale
 
+_MOST_ITEMS = 1 << 40
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearPrediction:
@@ -47,6 +49,17 @@ def linear_predictions(posterior: Posterior) -> list[LinearPrediction]:
             )
         )
     return predictions
+
+
+class _EngineRows:
+    """Rows that an engine holds."""
+
+    def __init__(self, read: Callable[[IntArray], FloatArray], shape: tuple[int, int]) -> None:
+        self._read, self.shape = read, shape
+
+    def rows(self, positions: IntArray) -> FloatArray:
+        read: FloatArray = self._read(positions.reshape(-1)).astype(np.float64)
+        return read.reshape(*positions.shape, self.shape[1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +94,9 @@ class Outline:
             precisions=np.zeros(0),
             variance=0.0,
             embedding_variance=float(np.trace(self.covariance)),
-            means=np.empty(0),
-            factors=ItemFactors([], self.mean),
-            read=read,
+            # A broadcast value takes no memory; items are numbered as a search meets them.
+            means=np.broadcast_to(np.float32(0), _MOST_ITEMS),
+            factors=ItemFactors([_EngineRows(read, (_MOST_ITEMS, self.width))], self.mean),
         )
 
     def weights(self, prediction: LinearPrediction) -> FloatArray:

@@ -113,7 +113,7 @@ class RayActors(Generic[Task, Result]):
     """One Ray actor per worker: it calls the opener once, then works on one task after another.
 
     The opener may be a closure. A worker that dies, alone or with its node, is replaced where there is room, and its
-    task goes to the next that is free; a task that sees three deaths is given up.
+    task goes to the next that is free; a task that sees three deaths ends the run.
     """
 
     def __init__(
@@ -127,39 +127,99 @@ class RayActors(Generic[Task, Result]):
         self._opener: bytes = require("ray.cloudpickle", extra="ray").dumps(opener)
         self._executor = executor or Ray()
         self._size = {"cpus": cpus, "gpus": gpus}
-        self._pool: _Pool | None = None
-
-    @property
-    def workers(self) -> int:
-        """The number of workers that are there."""
-        return (self._executor.workers or 1) if self._pool is None else self._pool.n_workers
+        self.workers = self._executor.workers or 1
 
     def run(self, tasks: Iterable[Task]) -> Generator[tuple[Task, Result], None, None]:
         """Each task with its result, as they finish."""
-        with (
-            connected(self._executor.address),
-            contextlib.closing(read_ahead(tasks)) as upcoming,
-            _Pool(self._opener, upcoming, workers=self._executor.workers, size=self._size) as pool,
-        ):
-            self._pool = pool
-            yield from pool.run()
+        ray = require("ray", extra="ray")
+        actors: list[Any] = []
+        with connected(self._executor.address), contextlib.closing(read_ahead(tasks)) as upcoming:
+            if self._executor.workers is None and not capacity(**self._size):
+                raise WorkersLost(f"No node of the Ray cluster has room for a worker, which takes {self._size}.")
+            try:
+                yield from self._finished(ray, actors, upcoming)
+            finally:
+                for actor in actors:
+                    ray.kill(actor)
+
+    def _finished(self, ray: Any, actors: list[Any], tasks: Iterator[Task]) -> Generator[tuple[Any, Any], None, None]:
+        # By the answer that is awaited: the actor, and what it works at; none where it was only asked whether it is
+        # there. One that waits for room on a node must not be given a task.
+        awaited: dict[Any, tuple[Any, _Work | None]] = {}
+        again: list[_Work] = []
+        last_sign, failed_starts, all_read = time.monotonic(), 0, False
+        while not all_read or again or any(work for _, work in awaited.values()):
+            places = 0 if all_read and not again else self._executor.workers or capacity(**self._size)
+            for _ in range(places - len(actors)):
+                actors.append(self._started(ray))
+                awaited[actors[-1].ping.remote()] = actors[-1], None
+            arrived, _ = ray.wait(list(awaited), timeout=_POLL_SECONDS)
+            if not arrived and not any(work for _, work in awaited.values()):
+                _check_patience(last_sign, self._size)
+            for reference in arrived:
+                actor, work = awaited.pop(reference)
+                try:
+                    result, error = ray.get(reference)
+                except ray.exceptions.RayError as death:
+                    actors.remove(actor)
+                    failed_starts += work is None
+                    again += _after_death(work, death, is_hopeless=failed_starts >= _MOST_DEATHS and not awaited)
+                    continue
+                if error is not None:
+                    raise error
+                last_sign, failed_starts = time.monotonic(), 0
+                # Before the result goes out: no worker waits for what is done with the result of another.
+                try:
+                    following = again.pop() if again else next((_Work(one) for one in tasks), None)
+                except Exception as failure:
+                    following, error = None, failure
+                if following is None:
+                    all_read = True
+                    actors.remove(actor)
+                    ray.kill(actor)
+                else:
+                    awaited[actor.work.remote(following.task)] = actor, following
+                self.workers = max(1, sum(one is not None for _, one in awaited.values()))
+                if work is not None:
+                    yield work.task, result
+                if error is not None:
+                    raise error
+
+    def _started(self, ray: Any) -> Any:
+        size = {"num_cpus": self._size["cpus"], "num_gpus": self._size["gpus"], "scheduling_strategy": "SPREAD"}
+        return ray.remote(_Actor).options(**size, max_restarts=0).remote(self._opener, sys.path)
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a worker sent, a result or an error; or why it `died` without one."""
-
-    result: Any = None
-    error: Exception | None = None
-    died: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Assignment:
+class _Work:
     """A task, and how many workers died on it."""
 
     task: Any
     deaths: int = 0
+
+
+def _after_death(work: _Work | None, death: Exception, *, is_hopeless: bool) -> list[_Work]:
+    """What is to be done again after a worker has died; an error where there were too many deaths."""
+    # The first lines name the actor by numbers; the reason begins the last, and advice follows.
+    reason = str(death).strip().splitlines()[-1].split(". ")[0][:300]
+    _log.warning("A worker died %s: %s", "without one" if work is None else "on a task", reason)
+    if work is None:
+        if is_hopeless:
+            raise WorkersLost(f"No worker can start on the Ray cluster: {reason}")
+        return []
+    if work.deaths + 1 == _MOST_DEATHS:
+        raise WorkersLost(
+            f"A worker died on a task ({reason}), the {_MOST_DEATHS}rd time on the same one; it may need more memory."
+        )
+    return [_Work(work.task, work.deaths + 1)]
+
+
+def _check_patience(last_sign: float, size: dict[str, int]) -> None:
+    if time.monotonic() - last_sign > _SECONDS_WITHOUT_WORKER:
+        raise WorkersLost(
+            f"No node of the Ray cluster has had room for a worker, which takes {size}, for "
+            f"{_SECONDS_WITHOUT_WORKER:.0f} s."
+        )
 
 
 class _Actor:
@@ -171,16 +231,16 @@ class _Actor:
         # Modules beside the driver's are found here too, where the folders are the same.
         sys.path.extend(folder for folder in search_path if folder not in sys.path)
 
-    def ping(self) -> _Answer:
-        return _Answer()
+    def ping(self) -> tuple[Any, Exception | None]:
+        return None, None
 
-    def work(self, task: Any) -> _Answer:
+    def work(self, task: Any) -> tuple[Any, Exception | None]:
         try:
             if self._work is None:
                 self._work = self._opened()
-            return _Answer(result=self._work(task))
+            return self._work(task), None
         except Exception as error:
-            return _Answer(error=_able_to_travel(error))
+            return None, _able_to_travel(error)
 
     def _opened(self) -> Callable[[Any], Any]:
         import ray.cloudpickle
@@ -206,144 +266,6 @@ def _able_to_travel(error: Exception) -> Exception:
     # Neither a traceback nor a cause survives the way to the driver; a note does.
     error.add_note(f"In a worker process:\n{where}")
     return error
-
-
-class _Pool:
-    """The actors of a run; their number follows the nodes of the cluster where it was not given.
-
-    An actor is idle once it has answered a ping: one that waits for room on a node must not be given a task.
-    """
-
-    def __init__(self, opener: bytes, tasks: Iterator[Any], *, workers: int | None, size: dict[str, int]) -> None:
-        self._ray = require("ray", extra="ray")
-        self._opener = opener
-        self._tasks = tasks
-        self._all_read = False
-        self._given_back: list[_Assignment] = []
-        self._n_wanted = workers
-        self._size = size
-        self._idle: list[Any] = []
-        # By the answer that is awaited: the actor, and its task; None where it was only asked whether it is there.
-        self._awaited: dict[Any, tuple[Any, _Assignment | None]] = {}
-        self._failed_starts = 0
-        self._last_sign = time.monotonic()
-        if workers is None and not capacity(**size):
-            raise WorkersLost(f"No node of the Ray cluster has room for a worker, which takes {size}.")
-
-    def __enter__(self) -> _Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for actor in (*self._idle, *(actor for actor, _ in self._awaited.values())):
-            with contextlib.suppress(Exception):
-                self._ray.kill(actor)
-
-    @property
-    def n_workers(self) -> int:
-        return max(1, len(self._idle) + self._n_at_work)
-
-    @property
-    def _n_at_work(self) -> int:
-        return sum(assignment is not None for _, assignment in self._awaited.values())
-
-    def run(self) -> Generator[tuple[Any, Any], None, None]:
-        """Each task with its result, as they finish."""
-        finished: list[tuple[Any, Any]] = []
-        error: Exception | None = None
-        while True:
-            # Before the results go out: no worker waits for what is done with the result of another.
-            if error is None:
-                error = self._hand_out()
-            while finished:
-                yield finished.pop(0)
-            if error is not None:
-                raise error
-            if self._all_read and not self._given_back and not self._n_at_work:
-                return
-            for actor, assignment, answer in self._answers():
-                if answer.died is not None:
-                    error = self._after_death(assignment, answer.died) or error
-                elif answer.error is not None:
-                    error = answer.error
-                else:
-                    self._idle.append(actor)
-                    if assignment is not None:
-                        finished.append((assignment.task, answer.result))
-
-    def _hand_out(self) -> Exception | None:
-        """Start the workers that are missing and give every idle one a task; the error of reading tasks, if any."""
-        try:
-            if not self._all_read or self._given_back:
-                self._start_missing()
-            while self._idle and (assignment := self._next()) is not None:
-                actor = self._idle.pop()
-                self._awaited[actor.work.remote(assignment.task)] = actor, assignment
-        except Exception as error:
-            return error
-        return None
-
-    def _next(self) -> _Assignment | None:
-        if self._given_back:
-            return self._given_back.pop()
-        for task in self._tasks:
-            return _Assignment(task)
-        self._all_read = True
-        return None
-
-    def _start_missing(self) -> None:
-        options = {"num_cpus": self._size["cpus"], "num_gpus": self._size["gpus"], "max_restarts": 0}
-        places = self._n_wanted or capacity(**self._size)
-        for _ in range(places - len(self._idle) - len(self._awaited)):
-            remote = self._ray.remote(_Actor).options(**options, scheduling_strategy="SPREAD")
-            actor = remote.remote(self._opener, sys.path)
-            self._awaited[actor.ping.remote()] = actor, None
-        if self._idle or self._n_at_work:
-            self._last_sign = time.monotonic()
-        elif time.monotonic() - self._last_sign > _SECONDS_WITHOUT_WORKER:
-            raise WorkersLost(
-                f"No node of the Ray cluster has had room for a worker, which takes {self._size}, for "
-                f"{_SECONDS_WITHOUT_WORKER:.0f} s."
-            )
-
-    def _answers(self) -> list[tuple[Any, _Assignment | None, _Answer]]:
-        """Wait for a while until workers have answered or died."""
-        if not self._awaited:
-            time.sleep(_POLL_SECONDS)
-            return []
-        self._ray.wait(list(self._awaited), timeout=_POLL_SECONDS)
-        arrived = self._ray.wait(list(self._awaited), num_returns=len(self._awaited), timeout=0)[0]
-        answers = [(*self._awaited.pop(reference), self._answer(reference)) for reference in arrived]
-        started = [answer.died is None for _, assignment, answer in answers if assignment is None]
-        if started:
-            # Those that a node takes with it count once.
-            self._failed_starts = 0 if any(started) else self._failed_starts + 1
-        if any(answer.died is not None for *_, answer in answers):
-            # An idle worker may have gone with its node; it would be given the task, and count as another death on it.
-            self._awaited |= {actor.ping.remote(): (actor, None) for actor in self._idle}
-            self._idle.clear()
-        return answers
-
-    def _answer(self, reference: Any) -> _Answer:
-        try:
-            answer: _Answer = self._ray.get(reference)
-        except self._ray.exceptions.RayError as death:
-            # The first lines name the actor by numbers; the reason begins the last, and advice follows.
-            return _Answer(died=str(death).strip().splitlines()[-1].split(". ")[0][:300])
-        return answer
-
-    def _after_death(self, assignment: _Assignment | None, reason: str) -> WorkersLost | None:
-        """Take back the task of a worker that died; the error that ends the run where there were too many deaths."""
-        _log.warning("A worker died %s: %s", "on a task" if assignment else "without one", reason)
-        if assignment is None:
-            is_hopeless = self._failed_starts >= _MOST_DEATHS and not self._idle and not self._n_at_work
-            return WorkersLost(f"No worker can start on the Ray cluster: {reason}") if is_hopeless else None
-        assignment.deaths += 1
-        self._given_back.append(assignment)
-        if assignment.deaths < _MOST_DEATHS:
-            return None
-        return WorkersLost(
-            f"A worker died on a task ({reason}), the {_MOST_DEATHS}rd time on the same one; it may need more memory."
-        )
 
 
 @contextlib.contextmanager

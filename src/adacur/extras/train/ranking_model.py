@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,12 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
         """The arguments of `forward` for several queries, each with the same number of items."""
         queries, positions = zip(*examples, strict=True)
         of_pairs = np.repeat(queries, [len(of_query) for of_query in positions])
-        pairs = TokenPairs(texts, of_pairs, np.concatenate(positions)).with_own_texts()
-        return {"pairs": pairs, "n_queries": len(examples)}
+        queries_used, query_of = np.unique(of_pairs, return_inverse=True)
+        items_used, item_of = np.unique(np.concatenate(positions), return_inverse=True)
+        # Only these are sent to the device.
+        heads, items = [texts.heads[at] for at in queries_used], [texts.items[at] for at in items_used]
+        own = replace(texts, heads=heads, space=texts.space[queries_used], items=items)
+        return {"pairs": TokenPairs(own, query_of, item_of), "n_queries": len(examples)}
 
     def scores_of(self, pairs: TokenPairs) -> FloatArray:
         """Scores of all pairs, without gradients."""

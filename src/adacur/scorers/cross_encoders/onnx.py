@@ -59,7 +59,7 @@ class OnnxCrossEncoder(Closing):
         threads: int | None = None,
         name: str | None = None,
     ) -> None:
-        onnxruntime = require("onnxruntime", extra="onnx")
+        require("onnxruntime", extra="onnx")
         tokenizers = require("tokenizers", extra="onnx")
         at_least(1, threads=threads)
         self._file = _model_file(Path(model))
@@ -74,16 +74,13 @@ class OnnxCrossEncoder(Closing):
                 "sentence-transformers can run."
             )
         self._limit = folder_limit(max_tokens, folder)
-        self._tokens = PairTokenizer(
-            _tokenizer(tokenizers, folder / "tokenizer.json"),
-            max_tokens=self._limit.tokens,
-            max_item_tokens=max_item_tokens,
-        )
         try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._is_int8 = _mentions(self._file, _INT8_OPERATORS)
-            self._session: Any = _session(onnxruntime, self._file)
+            self._session: Any = onnx_session(self._file)
         except Exception as error:
-            raise InputError(f"{self._file} cannot be read as an ONNX model: {error}") from error
+            raise InputError(f"{self._file} and its tokenizer cannot be read as an ONNX model: {error}") from error
+        self._tokens = PairTokenizer(tokenizer, max_tokens=self._limit.tokens, max_item_tokens=max_item_tokens)
         self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
         self._lock = threading.Lock()
         self._inputs: dict[str, npt.DTypeLike] = {
@@ -223,13 +220,6 @@ def _folder_with_tokenizer(file: Path) -> Path:
     raise InputError(f"An ONNX cross-encoder needs a tokenizer.json beside it; there is none in {file.parent}.")
 
 
-def _tokenizer(tokenizers: Any, file: Path) -> Any:
-    try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        raise InputError(f"{file} cannot be read as a tokenizer: {error}") from error
-
-
 def _files_with_weights(file: Path) -> set[Path]:
     """The graph, and the files beside it that large models keep their weights in, whatever these are called."""
     files = {*file.parent.glob(f"{file.name}*")}
@@ -244,20 +234,18 @@ def _mentions(file: Path, words: Sequence[bytes]) -> bool:
         return any(content.find(word) >= 0 for word in words)
 
 
-def _session(onnxruntime: Any, file: Path) -> Any:
+def onnx_session(file: Path) -> Any:
+    """A graph on one thread of the CPU."""
+    onnxruntime = require("onnxruntime", extra="onnx")
     options = onnxruntime.SessionOptions()
     # Runs side by side use the cores better than threads inside a run, and no sum is split by the core count.
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry(PRECISE, "1")
-    return onnxruntime.InferenceSession(
-        str(file),
-        options,
-        providers=["CPUExecutionProvider"],
-        # The fused kernel is not vectorised: without it int8 models are a fifth faster.
-        disabled_optimizers=["SkipLayerNormFusion"],
-    )
+    # The fused kernel is not vectorised: without it int8 models are a fifth faster.
+    fusions = ["SkipLayerNormFusion"]
+    providers = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(str(file), options, providers=providers, disabled_optimizers=fusions)
 
 
 def _cores() -> int:

@@ -142,21 +142,6 @@ class TokenPairs:
         of_items = np.minimum(self.texts.item_lengths[self.item_of], self.texts.space[self.query_of])
         return self.texts.head_lengths[self.query_of] + of_items + len(self.texts.template.suffix[0])
 
-    def with_own_texts(self) -> TokenPairs:
-        """The same pairs, of texts that hold no others."""
-        queries, query_of = np.unique(self.query_of, return_inverse=True)
-        items, item_of = np.unique(self.item_of, return_inverse=True)
-        texts = self.texts
-        own = TokenTexts(
-            template=texts.template,
-            heads=[texts.heads[at] for at in queries],
-            space=texts.space[queries],
-            items=[texts.items[at] for at in items],
-            bridge=texts.bridge,
-            item_first=texts.item_first,
-        )
-        return TokenPairs(own, query_of, item_of)
-
     def inputs(self, at: int) -> dict[str, TokenArray]:
         """Model inputs for one pair."""
         ids, types = self.texts.pair(self.query_of[at], self.item_of[at])[:, None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Literal
 
 from adacur.errors import InputError
@@ -61,26 +61,20 @@ class Readout:
             return given
         try:
             if isinstance(given, str):
-                call = ast.parse(given, mode="eval").body
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.keywords:
-                    made = {"label": cls.label, "labels": cls.labels, "odds": cls.odds, "token": cls.token}
-                    make: Any = (made | {"grades": cls.grades})[call.func.id]
-                    return cls._checked(make(*map(ast.literal_eval, call.args)))
-            elif isinstance(given, Sequence) and len(given) == 2:
-                return cls._checked(cls.odds(*given))
-        except (SyntaxError, KeyError, TypeError, ValueError, AttributeError, MemoryError, RecursionError):
-            pass
-        raise InputError(f"A readout must be one of {_FORMS}; got {given!r}.")
+                call: Any = ast.parse(given, mode="eval").body
+                kinds: dict[str, Any] = {"label": cls.label, "labels": cls.labels, "odds": cls.odds, "token": cls.token}
+                made: Readout = (kinds | {"grades": cls.grades})[call.func.id](*map(ast.literal_eval, call.args))
+                return made._checked()
+            return cls.odds(*given)._checked()
+        except (SyntaxError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError):
+            raise InputError(f"A readout must be one of {_FORMS}; got {given!r}.") from None
 
-    @classmethod
-    def _checked(cls, made: Readout) -> Readout:
-        if len(set(made.names)) < len(made.names) or not all(type(name) in (str, int) for name in made.names):
+    def _checked(self) -> Readout:
+        kinds = (int,) if self.of_labels else (str, int)
+        distinct = len(set(self.names)) == len(self.names)
+        if not distinct or any(type(name) not in kinds for name in self.names) or not all(map(isfinite, self.weights)):
             raise ValueError
-        if not all(map(math.isfinite, made.weights)):
-            raise ValueError
-        if made.of_labels and not all(isinstance(name, int) for name in made.names):
-            raise ValueError
-        return made
+        return self
 
     def __str__(self) -> str:
         """As `of` reads it."""

@@ -11,16 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from adacur.errors import NotAnIndex
-from adacur.store.blocks import SCORES
-from adacur.store.database import DATABASE_FILES
-from adacur.store.manifest import FIRST_MANIFEST, MANIFEST, VERSIONS, Manifest, home_of, read_manifest
-from adacur.store.parts import EXACT, PARTS
-from adacur.store.writing import check_inside, check_no_links, locked
+from adacur.store.manifest import MANIFEST, PARTS, VERSIONS, Manifest, home_of, manifest_in, read_manifest
+from adacur.store.parts import REMOVED
+from adacur.store.writing import LOCK, check_inside, check_no_links, locked
 
 COMPRESSED = "gaussian"
-# What a version, or an index as its build left it, keeps beside its manifest: made of its scores and items.
+# What a version keeps beside its manifest: made of its scores and items.
 AT_HOME = ("first", COMPRESSED, "tuned.json", "relevance.json")
-READERS = "readers.lock"
 
 
 class Reading:
@@ -44,8 +41,7 @@ def hold_version(index: Path) -> tuple[Path, Manifest, Reading]:
         home = home_of(index)
         held = Reading(home)
         manifest = read_manifest(index)
-        # While a lock is waited for, the version may have been left and pruned; one that is current is safe. So is
-        # the manifest that was read meanwhile: that of the first build moves when a version takes its place.
+        # While a lock is waited for, the version may have been left and pruned; one that is current is safe.
         if home_of(index) == home:
             return home, manifest, held
         held.release()
@@ -66,9 +62,8 @@ def _without_readers(home: Path) -> Iterator[bool]:
 
 def _locked_file(home: Path, *, exclusive: bool) -> int:
     """The descriptor of a version's lock, held until it is closed; OSError where it is not to be had."""
-    # An index that was never changed has no file for this, and perhaps lies where nothing can be written.
-    file = home / READERS if (home / READERS).exists() else home / SCORES / "zarr.json"
-    descriptor = os.open(file, os.O_RDONLY)
+    # A file that is written once and never replaced: a lock on the manifest would be lost with the old one.
+    descriptor = os.open(home / REMOVED, os.O_RDONLY)
     try:
         import fcntl
 
@@ -82,25 +77,32 @@ def _locked_file(home: Path, *, exclusive: bool) -> int:
 
 
 def places_of(index: Path, home: Path) -> set[str]:
-    """The files and folders that a version is made of, by their names within the index; some may not be there.
+    """The folders that a version is made of, by their names within the index; some may not be there."""
+    try:
+        parts = manifest_in(home).parts
+    except NotAnIndex:
+        parts = ()  # It was never written to the end.
+    return {home.relative_to(index).as_posix(), *(f"{PARTS}/{part.name}" for part in parts if part.name is not None)}
 
-    Besides these an index has only its manifest, `pt_meta.json` and its lock.
+
+def version_files(index: Path, home: Path) -> list[str]:
+    """The files that a version is made of, relative to the index, sorted.
+
+    A folder with these files and nothing else is the same index: there is no lock among them, nothing of other
+    versions, and nothing that is not part of an index.
     """
-    places, parts = set(AT_HOME), {"."}
-    if home != index:
-        places = {home.relative_to(index).as_posix()}
-        try:
-            parts = {part.path for part in read_manifest(home).parts if part.path is not None}
-        except NotAnIndex:
-            parts = set()  # It was never written to the end.
-    first_build = {FIRST_MANIFEST, SCORES, EXACT, *DATABASE_FILES} if "." in parts else set()
-    return places | first_build | parts - {"."}
+    places = [index / name for name in (MANIFEST, "pt_meta.json", *places_of(index, home))]
+    files = [file for place in places for file in (place.rglob("*") if place.is_dir() else (place,)) if file.is_file()]
+    names = [file.relative_to(index).as_posix() for file in files]
+    # Neither hidden, half written, a lock, nor what SQLite writes beside a database.
+    left_out = (".partial", LOCK, "-wal", "-shm", "-journal")
+    return sorted(name for name in names if not name.endswith(left_out) and "/." not in f"/{name}")
 
 
-def prune(path: str | Path) -> None:
+def prune(index: Path) -> None:
     """Delete the versions that are neither current nor open anywhere, and the parts that only they used."""
-    with locked(Path(path)):
-        prune_locked(Path(path))
+    with locked(index):
+        prune_locked(index)
 
 
 def prune_locked(index: Path, *, unused_parts: bool = False) -> None:
@@ -109,16 +111,10 @@ def prune_locked(index: Path, *, unused_parts: bool = False) -> None:
     `unused_parts` deletes the parts that no version ever used as well: scores that an interrupted addition paid for.
     """
     home = home_of(index)
-    current = int(home.name) if home != index else 1
-    homes = [folder for folder in (index / VERSIONS).glob("*") if folder.is_dir()]
-    if (index / FIRST_MANIFEST).exists():
-        homes.append(index)
     used, unused = places_of(index, home), set()
     with contextlib.ExitStack() as held:
-        for old in homes:
-            if old == home:
-                continue
-            if old != index and (not old.name.isdecimal() or int(old.name) > current):
+        for old in (folder for folder in (index / VERSIONS).glob("*") if folder.is_dir() and folder != home):
+            if not old.name.isdecimal() or int(old.name) > int(home.name):
                 # A version that was never switched to: its parts are scores that were paid for.
                 unused.add(f"{VERSIONS}/{old.name}")
             elif held.enter_context(_without_readers(old)):
@@ -128,15 +124,15 @@ def prune_locked(index: Path, *, unused_parts: bool = False) -> None:
         if unused_parts:
             unused |= {f"{PARTS}/{part.name}" for part in (index / PARTS).glob("*")}
         # Left behind by what was interrupted while it was written whole, or while it was deleted.
-        for left_over in (*(index / PARTS).glob(".*"), *index.glob(".*.gone")):
+        for left_over in (*(index / PARTS).glob(".*"), *(index / VERSIONS).glob(".*")):
             _delete(index, left_over)
         # Versions after their parts: what is left of one says which they were, should this be interrupted.
-        for name in sorted(unused - used, key=lambda name: (name == FIRST_MANIFEST, name.startswith(VERSIONS))):
+        for name in sorted(unused - used, key=lambda name: name.startswith(VERSIONS)):
             _delete(index, index / name)
 
 
 def _delete(index: Path, path: Path) -> None:
-    """Delete a file or folder of an index, out of sight at once, and of a link only the link.
+    """Delete a folder of an index, out of sight at once, and of a link only the link.
 
     One that another process holds open, on a system where that matters, stays.
     """

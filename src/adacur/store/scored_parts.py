@@ -1,0 +1,319 @@
+"""Parts of an index: scored block by block, or written from known scores; a finished block is never scored again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adacur.arrays import BoolArray, FloatArray
+from adacur.errors import AdacurError, DamagedIndex, ScorerError, ScorerFailed
+from adacur.protocols import Items, Scorer, ScorerCard
+from adacur.records import Item, Query, check_item
+from adacur.scorers.calling import score_grid
+from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block
+from adacur.store.database import Loaded, connect, load, seal
+from adacur.store.estimate import Estimate, block_items_for, blocks_of_small_build, count_cut, estimate
+from adacur.store.executor import Executor, WorkersLost
+from adacur.store.items import StoredItems
+from adacur.store.manifest import MANIFEST, Manifest, manifest_in, write_manifest
+from adacur.store.parts import EXACT
+from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
+from adacur.store.progress import ProgressReports
+from adacur.store.source import comparable
+from adacur.store.workers import On, executor_for
+from adacur.store.writing import digest_file, sync_path
+
+_log = logging.getLogger("adacur.build")
+
+_SAMPLE_ITEMS = 512
+_SMALL_BUILD = 20_000
+_PAIRS_TO_RECOGNISE = 8
+_CONTINUES = "Finished blocks are kept: the same call, or command, again goes on from there."
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A unit of work: items that follow one another, to be scored against every anchor query."""
+
+    number: int
+    items: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Scores as they are stored, (items, anchor queries), and the seconds of work in them."""
+
+    values: FloatArray
+    seconds: float
+
+
+_ScoreBlock = Callable[[_Block], _Scored]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How pairs are scored and stored: by whom, where, in blocks of how many items, by default some 20 s of work."""
+
+    scorer: Scorer
+    dtype: str = "float32"
+    seed: int = 0
+    executor: On = None
+    block_items: int | None = None
+    reports: ProgressReports = field(default_factory=ProgressReports)
+
+    def executor_of(self, anchors: Sequence[Query], *, blocks_left: int) -> Executor[_Block, _Scored]:
+        """What scores the blocks that are left."""
+        there = functools.partial(_scoring_elsewhere, card=self.scorer.card, anchors=anchors, dtype=self.dtype)
+        here = _scoring(self.scorer, anchors=anchors, dtype=self.dtype)
+        return executor_for(self.executor, self.scorer, here=here, elsewhere=there, blocks_left=blocks_left)
+
+    def block_size(self, items: Items, anchors: Sequence[Query]) -> int:
+        """The items of a block; the scorer is timed where that pays."""
+        n_items, pairs = len(items), len(items) * len(anchors)
+        size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(anchors)}
+        cost = Estimate(**size, pairs=pairs, bytes=pairs * np.dtype(self.dtype).itemsize)
+        if self.block_items is None and pairs > _SMALL_BUILD:
+            sample = items.at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int).tolist())
+            limits: dict[str, Any] = {"seconds": 1.0, "most_calls": pairs // 200, "executor": self.executor}
+            cost = estimate(sample, anchors, scorer=self.scorer, **size, dtype=self.dtype, seed=self.seed, **limits)
+        self.reports.timed = cost.calls_used
+        if anchors:
+            _log.info("%s", cost.summary())
+        if self.block_items or not cost.calls_used:
+            return self.block_items or blocks_of_small_build(n_items)
+        return block_items_for(cost.pairs_per_second, **size, dtype=self.dtype, workers=cost.workers)
+
+
+def write_part(
+    part: Path,
+    items: Items,
+    anchors: Sequence[Query],
+    rows: Callable[[int, int], FloatArray],
+    *,
+    dtype: str,
+    card: ScorerCard | None,
+    brings_items: bool = True,
+    exact: BoolArray | None = None,
+    cut: int | None = None,
+) -> Manifest:
+    """Write a part from `rows(start, stop)`: known scores of items in these positions, (items, anchor queries).
+
+    `exact`, of the shape of the scores, is false where one was predicted.
+    """
+    part.mkdir(parents=True)
+    loaded = load(part, items if brings_items else (), anchors, check=lambda item: None)
+    block_items = min(len(items), largest_block(len(anchors), dtype))
+    facts: dict[str, Any] = {"cut": cut}
+    if exact is not None and not exact.all():
+        np.save(part / EXACT, exact)
+        sync_path(part / EXACT)
+        facts["exact"] = digest_file(part / EXACT)
+    manifest = begin_part(part, loaded, len(items), len(anchors), dtype, block_items, scorer=card, **facts)
+    blocks = ScoreBlocks.open(part, manifest, writable=True)
+    with contextlib.closing(connect(part, writable=True)) as connection:
+        for number in range(manifest.n_blocks):
+            _store(
+                blocks, connection, number, _Scored(rows(manifest.block(number).start, manifest.block(number).stop), 0)
+            )
+    return _seal(blocks, manifest, exact=exact)
+
+
+def new_part(
+    part: Path, scoring: Scoring, anchors: Sequence[Query], *, items: Iterable[Item] = (), there: Items | None = None
+) -> Manifest:
+    """Score new items against all anchor queries, or the items that are `there` against new ones, as a part.
+
+    An interrupted call goes on where it stopped.
+    """
+    if not (part / MANIFEST).exists():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        loaded = load(part, items, () if there is None else anchors, check=check_item)
+        scored = StoredItems(part, keep_open=False) if there is None else there
+        begin_part(
+            part,
+            loaded,
+            len(scored),
+            len(anchors),
+            scoring.dtype,
+            scoring.block_size(scored, anchors),
+            scorer=scoring.scorer.card,
+            seed=scoring.seed,
+        )
+    return score_part(part, scoring, anchors, StoredItems(part, keep_open=False) if there is None else there)
+
+
+def begin_part(
+    part: Path,
+    loaded: Loaded,
+    n_items: int,
+    n_anchors: int,
+    dtype: str,
+    block_items: int,
+    **facts: Any,
+) -> Manifest:
+    """An array without scores, and a manifest, which comes last."""
+    manifest = Manifest(
+        "building",
+        n_items,
+        n_anchors,
+        dtype,  # type: ignore[arg-type]  # it was checked
+        block_items,
+        items_digest=loaded.items_digest,
+        anchors_digest=loaded.anchors_digest,
+        metadata_digest=loaded.metadata_digest,
+        **facts,
+    )
+    ScoreBlocks.create(part, manifest)
+    write_manifest(part, manifest)
+    sync_path(part.parent)
+    return manifest
+
+
+def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: Items) -> Manifest:
+    """Score what is left of a part that was begun, and seal it; its manifest."""
+    manifest = manifest_in(part)
+    if manifest.status == "complete":
+        return manifest
+    blocks = ScoreBlocks.open(part, manifest, writable=True)
+    with contextlib.closing(connect(part, writable=True)) as connection:
+        # A name proves little where there are no weights to compare.
+        if not same_scorer(manifest.scorer, scoring.scorer.card):
+            scoring.reports.drift = _recognise(blocks, connection, anchors, items, scoring.scorer)
+        _score_blocks(blocks, connection, scoring, anchors, items)
+    brings = StoredItems(part, keep_open=False)
+    return _seal(blocks, manifest, cut=count_cut(scoring.scorer, anchors, brings) if len(brings) else None)
+
+
+def _seal(blocks: ScoreBlocks, manifest: Manifest, *, exact: BoolArray | None = None, **facts: Any) -> Manifest:
+    """Read all scores once more, choose those by which the scorer is recognised, and write the manifest."""
+    with contextlib.closing(connect(blocks.folder, writable=True)) as connection:
+        written = (
+            (manifest.block(block).start, _read_back(blocks, connection, block)) for block in range(manifest.n_blocks)
+        )
+        probes = choose_probes(written, seed=manifest.seed, exact=exact)
+        seal(connection)
+    blocks.tidy()
+    manifest = replace(manifest, status="complete", probes=probes, **facts)
+    write_manifest(blocks.folder, manifest)
+    return manifest
+
+
+def _recognise(
+    blocks: ScoreBlocks, connection: sqlite3.Connection, anchors: Sequence[Query], items: Items, scorer: Scorer
+) -> Drift | None:
+    """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
+    finished = connection.execute("SELECT min(block) FROM blocks").fetchone()[0]
+    if finished is None:
+        return None
+    values, some = _read_back(blocks, connection, finished), items.at(blocks.manifest.block(finished))
+    rows, columns = (np.linspace(0, n - 1, _PAIRS_TO_RECOGNISE).astype(int) for n in (len(some), len(anchors)))
+    rows, columns = np.unique([rows, columns], axis=1)
+    pairs = [(anchors[column], some[row]) for row, column in zip(rows, columns, strict=True)]
+    return compare_scores(scorer, pairs, values[rows, columns], blocks.manifest, where=blocks.folder)
+
+
+def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> _ScoreBlock:
+    def score(block: _Block) -> _Scored:
+        started = time.perf_counter()
+        scores = score_grid(scorer, anchors, block.items)
+        seconds = time.perf_counter() - started
+        values = as_stored(scores, dtype, lambda at: (anchors[at[0]], block.items[at[1]]))
+        return _Scored(np.ascontiguousarray(values.T), seconds)
+
+    return score
+
+
+def _scoring_elsewhere(
+    open_scorer: Callable[[], Scorer], *, card: ScorerCard, anchors: Sequence[Query], dtype: str
+) -> _ScoreBlock:
+    """Called in another process, perhaps on another machine."""
+    try:
+        scorer = open_scorer()
+    except AdacurError:
+        raise
+    except Exception as error:
+        raise ScorerFailed(
+            f"Scorer {card.name!r} could not be opened in a second process: {type(error).__name__}: {error}"
+        ) from error
+    # One index never holds the scores of two scorers.
+    if comparable(scorer.card) != comparable(card):
+        raise ScorerFailed(f"The scorers of all processes must be alike; got {scorer.card} beside {card}.")
+    return _scoring(scorer, anchors=anchors, dtype=dtype)
+
+
+def _score_blocks(
+    blocks: ScoreBlocks,
+    connection: sqlite3.Connection,
+    scoring: Scoring,
+    anchors: Sequence[Query],
+    items: Items,
+) -> None:
+    """Read the next block and write the last one while a block is scored.
+
+    The scorer runs in this thread, or in other processes; reading and writing each have a thread of their own. Only one
+    finished block may wait to be written.
+    """
+    manifest, reports = blocks.manifest, scoring.reports
+    done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
+    left = [block for block in range(manifest.n_blocks) if block not in done]
+    pairs = manifest.n_items * manifest.n_anchors
+    pairs_done = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
+    reports.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
+    if not left:
+        return
+    executor = scoring.executor_of(anchors, blocks_left=len(left))
+
+    def store(block: int, scored: _Scored) -> None:
+        _store(blocks, connection, block, scored)
+        reports.add(blocks=1, pairs=scored.values.size, workers=executor.workers)
+
+    # However this ends, the executor is stopped first and what was scored is then still written.
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="adacur-write") as writer,
+        contextlib.closing(executor.run(_Block(one, items.at(manifest.block(one))) for one in left)) as scored_blocks,
+    ):
+        writing: Future[None] | None = None
+        try:
+            for block, scored in scored_blocks:
+                last, writing = writing, writer.submit(store, block.number, scored)
+                # Names that live on into the next turn would keep a block in memory for nothing.
+                del block, scored
+                if last is not None:
+                    last.result()
+        except WorkersLost as error:
+            raise ScorerFailed(f"{error} {_CONTINUES}") from error
+        except ScorerError as error:
+            if reports.now.blocks_done or writing is not None:
+                error.args = (f"{error} {_CONTINUES}",)
+            raise
+        if writing is not None:
+            writing.result()
+
+
+def _store(blocks: ScoreBlocks, connection: sqlite3.Connection, block: int, scored: _Scored) -> None:
+    blocks.write(block, scored.values)
+    # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
+    record = (block, digest_scores(scored.values), scored.values.size, scored.seconds)
+    connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", record)
+
+
+def _read_back(blocks: ScoreBlocks, connection: sqlite3.Connection, block: int) -> FloatArray:
+    """The scores of a finished block; one that is damaged is finished no more."""
+    digest = connection.execute("SELECT digest FROM blocks WHERE block = ?", (block,)).fetchone()[0]
+    try:
+        return blocks.read(block, digest=digest)
+    except DamagedIndex:
+        connection.execute("DELETE FROM blocks WHERE block = ?", (block,))
+        raise
