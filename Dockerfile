@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN python -m venv /opt/adacur && /opt/adacur/bin/pip install '.[onnx,serving]' ./src/adacur_wikivital
 # The cross-encoder, the encoder of its first stage, and the articles of the index that ships.
-RUN /opt/adacur/bin/adacur fetch ms-marco-MiniLM-L-12-v2 bge-small-en-v1.5 wikivital
+RUN /opt/adacur/bin/python -c "from adacur.data import fetch; [fetch(name) for name in ('ms-marco-MiniLM-L-12-v2', 'bge-small-en-v1.5', 'wikivital')]"
 
 FROM python:3.13-slim-trixie
 

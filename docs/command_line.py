@@ -27,7 +27,7 @@ stderr. `--debug`, anywhere on the line, shows the traceback of an error. Files 
 | exit code | meaning |
 |---|---|
 | 0 | done |
-| 1 | one error message, or `verify` found damage |
+| 1 | one error message, or `inspect --verify` found damage |
 | 2 | the command line could not be understood |
 | 130 | interrupted with Ctrl-C; a build keeps its finished blocks, a training its last checkpoint |
 """

@@ -75,7 +75,7 @@ INTERVAL = re.compile(r"[(\[][-−]?[\d.]+(?:–|, )[-−]?[\d.]+[)\]]")
 MOST_BETWEEN_PROCESSORS = 0.8
 WIDTH = 88
 # Each has a test that starts it as a process; importing everything anew for each example would prove nothing more.
-RUN_HERE = ("build", "search", "tune", "evaluate", "inspect", "fetch", "index", "train")
+RUN_HERE = ("build", "search", "tune", "evaluate", "inspect", "index", "train")
 
 
 @dataclass(frozen=True)

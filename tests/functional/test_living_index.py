@@ -13,6 +13,7 @@ import pytest
 
 import adacur
 from adacur.errors import InputError
+from adacur.extras.server import refresh
 from adacur.replay import compress, tune
 from adacur.store import home_of
 from tests import living_world as world
@@ -73,22 +74,22 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
         "lost": [],
         "tuned_for": [],
     }
-    run("index", "replace", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--allow-code")
+    run("index", "add", path, write(tmp_path / "changed.jsonl", [item(5, edition=2)]), "--replace", "--allow-code")
     asked = write(tmp_path / "asked.jsonl", [query(8)])
-    assert "11 scorer calls" in run("index", "anchors", path, asked, "--allow-code")
-    run("index", "anchors", path, "--drop", "q0")
-    assert [line.split("\t")[0] for line in here("inspect", path, "--show", "anchors").out.splitlines()] == [
+    assert "11 scorer calls" in run("index", "add", path, "--anchors", asked, "--allow-code")
+    run("index", "remove", path, "--anchor", "q0")
+    assert [line.split("\t")[0] for line in here("inspect", path, "--anchors").out.splitlines()] == [
         "q1",
         "q2",
         "q3",
         "q8",
     ]
-    assert run_json("inspect", path, "--show", "anchors")[3] == {"id": "q8", "text": query(8).text}
+    assert run_json("inspect", path, "--anchors")[3] == {"id": "q8", "text": query(8).text}
     facts = run_json("inspect", path)
     assert facts["exact_scores"] == 11 * 4
     assert (facts["version"], facts["parts"], facts["items"], facts["anchors"]) == (6, 4, 11, 4)
     assert "version 7" in run("index", "compact", path)
-    assert "nothing is damaged" in run("index", "verify", path)
+    assert "nothing is damaged" in run("inspect", path, "--verify")
     assert run_json("inspect", path)["parts"] == 1
     left = [item(n) for n in (0, 1, 2, *range(6, 12), 21)] + [item(5, edition=2)]
     rebuilt = build(tmp_path / "b.adacur", left, [*anchors[1:], query(8)])
@@ -102,15 +103,14 @@ def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_pat
     before = run("inspect", path)
     assert "predicted" not in before
     assert "\nbuilt " in before
-    assert "5 scorer calls" in run(
-        "search", path, "--allow-code", "what is\n\tred?", "-k", 2, "--budget", 5, "--log", log
-    )
-    (new,) = run_json("index", "refresh", path, "--log", log, "--fewest-scored", 5)["new_ids"]
-    assert run("inspect", path, "--show", "anchors").splitlines()[4] == f"{new}\twhat is red?"
+    with adacur.load(path, allow_code=True, log=log) as index:
+        index.search("what is\n\tred?", 2, budget=5)
+    (new,) = refresh(path, log, fewest_scored=5).new_ids
+    assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
     after = run("inspect", path)
     assert "53 of 60 scores are exact" in after
     assert "\nchanged " in after
-    run("index", "anchors", path, "--drop", new)
+    run("index", "remove", path, "--anchor", new)
     assert "predicted" not in run("inspect", path)
 
 
@@ -124,7 +124,7 @@ def test_items_that_are_added_are_scored_once(tmp_path) -> None:
     # What was scored before is not scored again.
     run("index", "remove", path, "i20")
     run("index", "add", path, write(tmp_path / "one.jsonl", [item(20)]), "--allow-code")
-    again = run_json("index", "replace", path, write(tmp_path / "one.jsonl", [item(20)]), "--allow-code")
+    again = run_json("index", "add", path, write(tmp_path / "one.jsonl", [item(20)]), "--replace", "--allow-code")
     assert again["calls"] == 0
 
 
@@ -135,7 +135,7 @@ def test_the_calls_that_recognise_the_scorer_are_told(tmp_path) -> None:
         new = write(tmp_path / "new.jsonl", [item(n)])
         told = run_json("index", "add", path, new, *scorer)
         assert (told["calls"], told["recognising"], told["timing"]) == (4, 32, 0)
-    said = run("index", "replace", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]), "--allow-code")
+    said = run("index", "add", path, write(tmp_path / "new.jsonl", [item(20, edition=1)]), "--replace", "--allow-code")
     assert "4 scorer calls for new scores, 32 to recognise the scorer" in said
 
 
@@ -145,8 +145,8 @@ def test_what_is_refused_is_neither_announced_nor_asked_of_the_scorer(tmp_path, 
     monkeypatch.setattr(world, "score", scorer := Counted())
     unknown = write(tmp_path / "unknown.jsonl", [item(77)])
     asked = write(tmp_path / "asked.jsonl", [query(0)])
-    for wrong in (("add", path, new), ("replace", path, unknown), ("anchors", path, asked)):
-        ran = here("index", *wrong, *SCORER)
+    for wrong in ((path, new), (path, unknown, "--replace"), (path, "--anchors", asked)):
+        ran = here("index", "add", *wrong, *SCORER)
         ran.refused()
         assert "=" not in ran.err
     cached = ("--cache", tmp_path / "cache.sqlite", "--workers", 2)
@@ -187,7 +187,7 @@ def test_bad_requests_are_refused_in_words(tmp_path) -> None:
     path = tmp_path / "a.adacur"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
     here("index", "remove", path).refused("--file")
-    here("index", "anchors", path).refused("--drop")
+    here("index", "add", path).refused("--anchors")
     here("index", "add", path, write(tmp_path / "new.jsonl", [item(3)]), *SCORER).refused("'i3'", "replace")
     (tmp_path / "ids.txt").write_bytes(b"\xff\xfe\x00")
     here("index", "remove", path, "--file", tmp_path / "ids.txt").refused("ids.txt")

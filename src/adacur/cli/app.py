@@ -12,19 +12,18 @@ from adacur import __version__
 from adacur.cli.build_command import build
 from adacur.cli.demo import demo
 from adacur.cli.evaluate import evaluate
-from adacur.cli.fetch import fetch
-from adacur.cli.find import find
-from adacur.cli.index_commands import add, anchors, compact, compress, refresh, remove, replace, verify
+from adacur.cli.index_commands import add, compact, compress, remove
 from adacur.cli.inspect import inspect
 from adacur.cli.match import match
 from adacur.cli.messages import say, warnings_as_notes
-from adacur.cli.search import search
+from adacur.cli.search import find, search
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
 from adacur.names import COMMANDS, TRAIN_COMMANDS, named
 
-_COMMANDS = (try_, build, search, find, match, *map(named, COMMANDS), tune, evaluate, inspect, demo, fetch)
-_INDEX = (add, remove, replace, anchors, compact, compress, verify, refresh)
+# All in all at most sixteen, and `adacur --help` fits a screen: the first sentence of each is short.
+_COMMANDS = (search, find, match, try_, build, tune, evaluate, inspect, *map(named, COMMANDS), demo)
+_INDEX = (add, remove, compact, compress)
 _TRAIN = tuple(map(named, TRAIN_COMMANDS))
 
 
@@ -47,7 +46,8 @@ class _Commands(TyperGroup):
 
 
 def _group(commands: Iterable[Callable[..., None]], **options: Any) -> typer.Typer:
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, **options)
+    options |= {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+    group = typer.Typer(add_completion=False, **options)
     for command in commands:
         group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return group
@@ -60,9 +60,9 @@ app = _group(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Add --debug to any command to see the traceback of an error.",
 )
-app.add_typer(_group(_INDEX, help="Change an index, copy it, check it."), name="index")
+app.add_typer(_group(_INDEX, help="Change an index."), name="index")
 app.add_typer(
-    _group(_TRAIN, help="Train models on your collection. An interrupted training continues with the same command."),
+    _group(_TRAIN, help="Train models on your collection."),
     name="train",
 )
 
@@ -79,4 +79,4 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Find the items that an expensive scorer ranks highest, within a budget of calls to it."""
+    """Search with an expensive scorer, within a budget of calls to it."""

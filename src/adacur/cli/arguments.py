@@ -35,13 +35,12 @@ ItemsPath = Annotated[
         "the URL of a collection, such as qdrant://localhost:6333/articles.",
     ),
 ]
-NewItems = Annotated[Path, Argument(metavar="ITEMS", help="Items as for build, with the fields of the index.")]
 ScorerName = Annotated[
     str,
     Option(
         "--scorer",
-        help="A name that `adacur fetch` lists, a folder with an ONNX or transformers cross-encoder, a hub name "
-        "org/name, the URL of a service, or module:function.",
+        help="A known name, a folder with an ONNX or transformers cross-encoder, a hub name org/name, the URL of a "
+        "service, or module:function.",
     ),
 ]
 ScorerSettings = Annotated[

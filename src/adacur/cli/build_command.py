@@ -74,7 +74,9 @@ def build(
     ] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Score every item against every anchor query. An interrupted build continues with the same command.
+    """Make an index: score every item against the anchor queries.
+
+    An interrupted build continues with the same command.
 
     Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense
     """

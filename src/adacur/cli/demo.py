@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated
 
-from rich.columns import Columns
-from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 from typer import Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import hits_table, note, notes, output, say, seconds_line
+from adacur.cli.messages import hits_table, note, notes, print_table, rows_table, say, seconds_line
 from adacur.data import describe, fetch
-from adacur.results import Hits
 from adacur.scorers import Cached
 
 if TYPE_CHECKING:
@@ -37,7 +32,7 @@ def demo(
     budget: Annotated[int, Option(help="Scorer calls per question and method.", min=_K)] = 50,
     k: opt.K = 5,
 ) -> None:
-    """Search 10,033 Wikipedia articles with a real cross-encoder on this machine, and count what is found.
+    """Search 10,033 articles with a real cross-encoder, and count what is found.
 
     25 questions, whose exact best ten articles are known, are searched by re-ranking and by adacur at the same calls.
     With --query, your own questions are shown instead, with both answers.
@@ -47,9 +42,12 @@ def demo(
     index = _open()
     # The scorer's own order, since the exact answer is in that order; what both methods score is computed once.
     index = index.with_scorer(Cached)
+    for question in query or ():
+        for method in (_OURS, _RERANK):
+            hits = index.search(question, k, budget=budget, method=_METHODS[method], fuse=0)
+            print_table(hits_table(hits, title=f"{question} · {method}, from {hits.trace.settings['first']}"))
+            say(f"{method}  {seconds_line(hits)}\n")
     if query:
-        for question in query:
-            _show(question, index, budget=budget, k=k)
         return
     questions = json.loads(files("adacur.data").joinpath("demo_questions.json").read_text(encoding="utf-8"))
     say(
@@ -59,10 +57,11 @@ def demo(
         f"Now live on this CPU, {budget} scorer calls a question:\n"
     )
     race = Race({one["question"]: one["best"] for one in questions}, budget)
-    with Live(console=output, refresh_per_second=4, transient=False) as live:
-        for question in race.best:
+    with notes.status("") as status:
+        for at, question in enumerate(race.best, start=1):
+            status.update(f"{at} of {len(questions)}: {question}")
             race.run(question, index)
-            live.update(race.bars())
+    print_table(race.table())
     say(f"\n{race.summary()}")
     say(
         f"Paid beforehand: {len(index.anchor_queries)} anchor queries × {len(index):,} articles, on a GPU. "
@@ -117,15 +116,11 @@ class Race:
         self.depths += [places[id_] for id_ in best if id_ in places]
         self.n_searched += 1
 
-    def bars(self) -> Table:
-        """One bar for each method, as long as what it has found of all."""
+    def table(self) -> Table:
+        """What each method found of all, and for how much."""
         total = sum(map(len, self.best.values()))
-        table = Table.grid(padding=(0, 2))
-        for name, found in self.found.items():
-            count = f"{found} of {total}" if self.n_searched == len(self.best) else str(found)
-            bar = ProgressBar(total, found, width=40, complete_style="green" if name == _OURS else "blue")
-            table.add_row(Text(name), bar, Text(count, justify="right"), Text(f"{self.calls[name]:,} calls"))
-        return table
+        rows = [(name, f"{found} of {total}", f"{self.calls[name]:,}") for name, found in self.found.items()]
+        return rows_table(("method", "found", "calls"), rows)
 
     def calls_to_rerank(self, found: int) -> int | None:
         """How many calls re-ranking needs to find so many: the same depth for every question; None if it never does."""
@@ -141,17 +136,3 @@ class Race:
         if needed is None:
             return f"{line}, and would not find as many at any depth."
         return f"{line}, and would need {needed:,} calls to find as many ({needed / max(1, calls):.1f} times)."
-
-
-def _show(question: str, index: AnchorIndex, *, budget: int, k: int) -> None:
-    searched, reranked = (index.search(question, k, budget=budget, method=one, fuse=0) for one in (None, "rerank"))
-    output.rule(Text(question, style="bold"), align="left", style="dim")
-    half = max(38, (output.width - 4) // 2)
-    tables = [_table(searched, _OURS, half), _table(reranked, _RERANK, half)]
-    output.print(Columns(tables, padding=(0, 2)))
-    say(f"{_OURS}      {seconds_line(searched)}\n{_RERANK}  {seconds_line(reranked)}\n")
-
-
-def _table(hits: Hits, name: str, width: int) -> Table:
-    # A tuning may start each of them elsewhere.
-    return hits_table(hits, title=f"{name}, from {hits.trace.settings['first']}", width=width)

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import counted, explained, failed, note, print_json, print_rows
+from adacur.cli.messages import counted, explained, failed, note, print_json, print_table, rows_table
 from adacur.units import duration_range, pace
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def evaluate(
     output: Annotated[Path | None, Option("-o", "--output", help="Folder for scores; default: FOLDER-results.")] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Compare search methods on your data: recall of the scorer's best items, and judged quality, by budget.
+    """Compare search methods on judged data.
 
-    It ends with a verdict: whether the scorer is worth any call, and more depth its calls. An interrupted evaluation
-    continues with the same command.
+    By recall of the scorer's best items and judged quality, for each budget. It ends with a verdict: whether the scorer
+    is worth any call, and more depth its calls. An interrupted evaluation continues with the same command.
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
     """
@@ -106,7 +106,7 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
     rows = compare(done.runs)
     measures = list(dict.fromkeys(name for row in rows for name in row.means))
     anchors = max(row.run.settings.get("anchors", 0) for row in rows)
-    print_rows(
+    shown = rows_table(
         ("method", "budget", "rounds", "paid", *measures),
         [
             [row.name]
@@ -119,6 +119,7 @@ def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
         ],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
     )
+    print_table(shown)
     n_queries = len(done.runs[0].query_ids)
     fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""

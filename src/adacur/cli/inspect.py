@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import counted, plain, print_json, print_rows
+from adacur.cli.messages import counted, note, plain, print_json, rows_table, show
 from adacur.units import megabytes
 
 if TYPE_CHECKING:
@@ -20,19 +20,25 @@ if TYPE_CHECKING:
 
 def inspect(
     index: opt.IndexPath,
-    show: Annotated[
-        Literal["anchors"] | None, Option(help="Instead: 'anchors', the anchor queries, id and text, a line each.")
-    ] = None,
+    anchors: Annotated[
+        bool, Option("--anchors", help="Instead: the anchor queries, id and text, a line each.")
+    ] = False,
+    verify: Annotated[
+        bool, Option("--verify", help="Instead: read all of it and name what is damaged; exit code 1 if anything is.")
+    ] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Show what an index folder holds: items, anchor queries, scorer, first stages, versions.
+    """Show what an index holds, or whether it is damaged.
 
     Example: adacur inspect my.adacur
     """
     from adacur.store import IndexFolder
 
+    if verify:
+        _verify(index, as_json=as_json)
+        return
     folder = IndexFolder.open(index)
-    if show == "anchors":
+    if anchors:
         rows = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
         if as_json:
             print_json(rows)
@@ -41,10 +47,34 @@ def inspect(
             typer.echo(f"{plain(row['id'])}\t{plain(' '.join(row['text'].split()))}")
         return
     facts = _facts(folder)
-    if as_json:
-        print_json(facts)
-    else:
-        _show(folder, facts)
+    show(facts, rows_table(("", ""), _rows(folder, facts), texts=2), as_json=as_json)
+
+
+def _verify(index: str, *, as_json: bool) -> None:
+    from adacur.errors import NotAnIndex
+    from adacur.store import read_manifest
+    from adacur.store import verify as verify_index
+    from adacur.store.manifest import CONTINUE, MANIFEST
+    from adacur.store.writing import folder_at
+
+    try:
+        read_manifest(folder_at(index))
+    except NotAnIndex:
+        # A folder with a damaged manifest is for the report to name.
+        if not Path(index).is_dir():
+            raise
+    report = verify_index(index)
+    if not report.complete and report.ok and (Path(index) / MANIFEST).exists():
+        note(CONTINUE)
+    state = "complete" if report.complete else f"unfinished: {report.blocks_checked} of {report.blocks} blocks"
+    whole = [f"{index}: nothing is damaged ({state})."]
+    show(
+        {"ok": report.ok, "complete": report.complete, "problems": report.problems, "blocks": report.blocks},
+        *(whole if report.ok else [f"{problem.file}: {problem.what}" for problem in report.problems]),
+        as_json=as_json,
+    )
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
@@ -77,7 +107,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
     }
 
 
-def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
+def _rows(folder: IndexFolder, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     from adacur.store.build_blocks import cut_in_words
 
     card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
@@ -90,7 +120,7 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
         "prompt": card and card.prompt and repr(card.prompt),
         "reads": card and card.readout,
         "cut": facts["cut"] and cut_in_words(facts["cut"], facts["items"], card),
-        "searched by": "" if n_scores else "its first stages; `adacur index anchors` adds anchor queries",
+        "searched by": "" if n_scores else "its first stages; `adacur index add --anchors FILE` adds anchor queries",
         "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",
         "first stages": ", ".join((*facts["first"], "random")),
         "anchor queries": "\n".join(facts["anchor_examples"]),
@@ -101,7 +131,7 @@ def _show(folder: IndexFolder, facts: Mapping[str, Any]) -> None:
         # Each version has its own manifest, so the time is that of the last change.
         "built" if facts["version"] == 1 else "changed": f"{facts['created']}, {packages}",
     }
-    print_rows(("", ""), [(name, value) for name, value in rows.items() if value], texts=2)
+    return [(name, str(value)) for name, value in rows.items() if value]
 
 
 def _in_words(card: ScorerCard) -> str:

@@ -45,7 +45,9 @@ def match(
     dry_run: Annotated[bool, Option("--dry-run", help="Print calls, tokens, money and time; score nothing.")] = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Find the pairs of two tables that a scorer accepts. An interrupted match continues with the same command.
+    """Find the pairs of two tables that a scorer accepts.
+
+    An interrupted match continues with the same command.
 
     Example: adacur match left.csv right.csv -o pairs.csv --above 0 --left-text '{title} {brand}'
     """

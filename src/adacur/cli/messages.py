@@ -73,17 +73,28 @@ def print_table(table: Table) -> None:
         _PlainConsole(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
 
 
-def print_rows(
+def rows_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, texts: int = 1
-) -> None:
-    """Print rows under these headings, or under none; the first `texts` columns are texts, the others numbers."""
+) -> Table:
+    """Rows under these headings, or under none; the first `texts` columns are texts, the others numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     table.title, table.title_justify = title and Text(title), "left"
     for at, name in enumerate(columns):
         table.add_column(name, justify="left" if at < texts else "right", no_wrap=not at, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    print_table(table)
+    return table
+
+
+def show(result: Any, *shown: str | Table, as_json: bool, hints: Iterable[str] = ()) -> None:
+    """Print a result. For machines all of it; for people these lines and tables, and notes on what to do next."""
+    if as_json:
+        print_json(result)
+        return
+    for part in shown:
+        print_table(part) if isinstance(part, Table) else say(part)
+    for hint in filter(None, hints):
+        note(hint)
 
 
 def counted(n: int, one: str, several: str) -> str:
@@ -166,29 +177,20 @@ def print_json(value: Any) -> None:
     sys.stdout.write(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) + "\n")
 
 
-def hits_table(hits: Hits, *, title: str, width: int | None = None, ids: bool = False, full: bool = False) -> Table:
-    """Hits for people: rank, exact score, the round that scored each, and the item.
-
-    With `ids` the text stands beside the id, whole if `full`, and relevance where it is known; without, the title
-    replaces them where there is one.
-    """
-    table = Table(title=Text(title), title_justify="left", width=width, show_edge=False, pad_edge=False, expand=ids)
-    tells_relevance = ids and hits.relevance is not None
-    for name in ("#", *(("relevance",) if tells_relevance else ()), "score", "round"):
+def hits_table(hits: Hits, *, title: str) -> Table:
+    """Hits for people: rank, relevance where it is known, exact score, the round that scored each, and the item."""
+    table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False, expand=True)
+    for name in ("#", *(() if hits.relevance is None else ("relevance",)), "score", "round"):
         table.add_column(name, justify="right", no_wrap=True)
-    if ids:
-        table.add_column("id", overflow="fold", max_width=30)
-    table.add_column("item", no_wrap=not full, overflow="fold" if full else "ellipsis", ratio=1)
+    table.add_column("id", overflow="fold", max_width=30)
+    table.add_column("item", no_wrap=True, overflow="ellipsis", ratio=1)
     for hit in hits:
         text = " ".join(hit.item.text.split()) if hit.item else ""
         name = str((hit.item.metadata.get("title") if hit.item else None) or "")
-        if ids:
-            head = name if text.startswith(name) else ""
-            what = [Text(hit.id), Text.assemble((head, "bold"), text[len(head) :])]
-        else:
-            what = [Text(name, "bold") if name else Text(f"{hit.id}  {text}")]
-        relevance = (f"{hit.relevance:.2f}",) if tells_relevance else ()
-        table.add_row(str(hit.rank), *relevance, f"{hit.score:.2f}", str(hit.round or "–"), *what)
+        head = name if text.startswith(name) else ""
+        relevance = () if hit.relevance is None else (f"{hit.relevance:.2f}",)
+        what = Text.assemble((head, "bold"), text[len(head) :])
+        table.add_row(str(hit.rank), *relevance, f"{hit.score:.2f}", str(hit.round or "–"), Text(hit.id), what)
     return table
 
 

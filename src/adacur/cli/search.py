@@ -1,9 +1,10 @@
-"""`adacur search`: questions, in groups that share scorer calls."""
+"""`adacur search` and `adacur find`: questions, in groups that share scorer calls."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +13,11 @@ from typer import Argument, Option
 from adacur.as_json import as_json as to_json
 from adacur.budget import Budget
 from adacur.cli import arguments as opt
-from adacur.cli.messages import hits_table, note, notes, order_line, print_json, print_table, seconds_line, verdict_line
+from adacur.cli.messages import hits_table, note, notes, order_line, seconds_line, show, verdict_line
 from adacur.data import read_queries
 from adacur.errors import AdacurError, InputError
 from adacur.names import is_store_url
-from adacur.options import OPTIONS
+from adacur.options import FIND_OPTIONS, OPTIONS
 from adacur.records import Query, as_queries
 from adacur.results import Hits
 
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
     from adacur.search import AnchorIndex
 
 # Questions that share scorer calls, and are answered together.
-TOGETHER = 16
+_TOGETHER = 16
+_Question = Annotated[list[str] | None, Argument(help="One question, or several.")]
+_Questions = Annotated[Path | None, Option(help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")]
 
 
 @opt.with_options(OPTIONS)
 def search(
     index: opt.IndexPath,
-    question: Annotated[list[str] | None, Argument(help="One question, or several.")] = None,
-    queries: Annotated[Path | None, Option(help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")] = None,
+    question: _Question = None,
+    queries: _Questions = None,
     k: Annotated[int | None, Option("-k", "--k", help="Items to return; default: 10, or the budget if less.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -46,62 +49,95 @@ def search(
     encoder: opt.EncoderName = None,
     allow_code: opt.AllowCode = False,
     cache: opt.CacheFile = None,
-    log: Annotated[Path | None, Option(help="A file that stores scores for `adacur index refresh`.")] = None,
-    full: Annotated[bool, Option("--full", help="Show the whole text of each item.")] = False,
     as_json: opt.Json = False,
     **given: Any,
 ) -> None:
-    """Find the best items for a question, exactly scored, within a budget. --json prints a line per question.
+    """Find the best k items for a question, within a budget.
 
-    INDEX may be the URL of a collection in a vector engine, such as qdrant://localhost:6333/articles.
+    All that is returned is exactly scored. INDEX may be the URL of a collection in a vector engine, such as
+    qdrant://localhost:6333/articles. --json prints a line per question.
 
     Example: adacur search my.adacur 'who discovered penicillin?' -k 5 --budget 100
     """
-    import adacur
     from adacur.search import FirstOnly, plan_search, search_options
 
-    questions = as_queries([*(question or ()), *(read_queries(queries) if queries else ())])
-    if not questions:
-        raise InputError("search needs a question. Give one, or --queries FILE.")
+    questions = _asked("search", question, queries)
     calls_none, deadline = given["method"] == FirstOnly.name, given["deadline"]
     spend = None if given["budget"] is None or calls_none else Budget.of(given["budget"])
     if k is None:
         k = 10 if spend is None or spend.calls is None else min(10, spend.calls)
-    # A deadline is that of all questions together.
-    together = len(questions) if deadline is not None else TOGETHER
-    if is_store_url(index) and scorer is None:
-        scorer = opt.DEFAULT_SCORER
-    with adacur.load(index, scorer=scorer, encoder=encoder, allow_code=allow_code, log=log) as opened:
-        if cache is not None:
-            opened = opened.with_scorer(lambda named: adacur.Cached(named, cache))
+    with _opened(index, scorer, encoder, allow_code, cache) as opened:
         options = search_options(opened, **given | {"budget": spend}, **opt.settings_given(settings))
         if deadline is not None:
             # Opens and learns what a search needs, as every run of this command must: a deadline is for searching.
             with notes.status("opening …"):
                 plan_search(opened, k, **options)
-        print_answers(
-            opened,
-            lambda some: opened.search(some, k, **options),
-            questions,
-            together=together,
-            cached=cache is not None,
-            as_json=as_json,
-            full=full,
-        )
+        _answer(opened, lambda some: opened.search(some, k, **options), questions, deadline, cache, as_json=as_json)
 
 
-def print_answers(
+@opt.with_options(FIND_OPTIONS)
+def find(
+    index: opt.IndexPath,
+    question: _Question = None,
+    queries: _Questions = None,
+    scorer: opt.ScorerOfIndex = None,
+    encoder: opt.EncoderName = None,
+    allow_code: opt.AllowCode = False,
+    cache: opt.CacheFile = None,
+    as_json: opt.Json = False,
+    **given: Any,
+) -> None:
+    """Find all items that score --above or higher, certified.
+
+    The first question waits for a replay of the anchor queries, which tells when to stop. --json prints a line per
+    question.
+
+    Example: adacur find my.adacur 'trials of aspirin in pregnancy' --above 0 --recall 0.95
+    """
+    from adacur.search.finding import find_options, plan_find
+
+    questions = _asked("find", question, queries)
+    if given["above"] is None:
+        raise InputError("find needs a line: --above SCORE. `adacur search` finds the best k without one.")
+    with _opened(index, scorer, encoder, allow_code, cache) as opened:
+        options = find_options(**given)
+        with notes.status("calibrating …"):
+            plan_find(opened, **options)
+        _answer(opened, lambda some: opened.find(some, **options), questions, given["deadline"], cache, as_json=as_json)
+
+
+def _asked(command: str, question: Sequence[str] | None, queries: Path | None) -> list[Query]:
+    questions = as_queries([*(question or ()), *(read_queries(queries) if queries else ())])
+    if not questions:
+        raise InputError(f"{command} needs a question. Give one, or --queries FILE.")
+    return questions
+
+
+@contextmanager
+def _opened(
+    path: str, scorer: str | None, encoder: str | None, allow_code: bool, cache: Path | None
+) -> Iterator[AnchorIndex]:
+    import adacur
+
+    if is_store_url(path) and scorer is None:
+        scorer = opt.DEFAULT_SCORER
+    with adacur.load(path, scorer=scorer, encoder=encoder, allow_code=allow_code) as opened:
+        yield opened if cache is None else opened.with_scorer(lambda named: adacur.Cached(named, cache))
+
+
+def _answer(
     opened: AnchorIndex,
     search_for: Callable[[Sequence[Query]], list[Hits]],
     questions: Sequence[Query],
+    deadline: float | None,
+    cache: Path | None,
     *,
-    together: int,
-    cached: bool,
     as_json: bool,
-    full: bool,
 ) -> None:
     """Answer questions, some at a time, and print each as it is answered; of an error, what it leaves."""
     counts: dict[str, Any] = {}
+    # A deadline is that of all questions together.
+    together = _TOGETHER if deadline is None else len(questions)
     for start in range(0, len(questions), together):
         failure: AdacurError | None = None
         try:
@@ -116,17 +152,20 @@ def print_answers(
             note(f"Scorer: {opened.scorer.card}")
             if opened.drift is not None and opened.drift.n_probes:
                 note(f"Besides the budget, {opened.drift.n_probes} calls went into recognising the scorer.")
-        if cached and not calls_none:
+        if cache is not None and not calls_none:
             counts = {name: getattr(opened.scorer, name) for name in ("hits", "misses", "hit_rate")}
         for hits in answers:
-            if as_json:
-                print_json(to_json(hits) | ({"cache": counts} if counts else {}))
-            else:
-                print_table(hits_table(hits, title=hits.query.text, ids=True, full=full))
-                for line in (verdict_line(hits), order_line(hits), hits.certificate):
-                    if line:
-                        note(str(line))
-                note(seconds_line(hits) + "\n")
+            show(
+                to_json(hits) | ({"cache": counts} if counts else {}),
+                hits_table(hits, title=hits.query.text),
+                hints=(
+                    verdict_line(hits),
+                    order_line(hits),
+                    "" if hits.certificate is None else str(hits.certificate),
+                    f"{seconds_line(hits)}\n",
+                ),
+                as_json=as_json,
+            )
         sys.stdout.flush()
         if failure is not None:
             raise failure

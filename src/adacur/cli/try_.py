@@ -40,9 +40,10 @@ def try_(
     ] = None,
     json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Say whether searching with a scorer is worth it on your data: a sample is scored, and the advice printed.
+    """Say whether a scorer is worth its calls on your data.
 
-    What was scored is kept: after Ctrl-C, or with more --minutes, the same command goes on.
+    A sample is scored, and the advice printed. What was scored is kept: after Ctrl-C, or with more --minutes, the same
+    command goes on.
 
     Example: adacur try my-folder --minutes 5
     """

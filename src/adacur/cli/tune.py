@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import note, notes, print_json, print_rows, say
+from adacur.cli.messages import note, notes, print_json, print_table, rows_table, say
 from adacur.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ def tune(
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
-    """Choose where searches start and their settings for your k and budget, and predict the recall.
+    """Choose how an index is searched, and predict the recall.
 
-    Each anchor query is searched for again, as if it were new: no scorer is called. Run it once per k and budget that
-    you use. With --qrels, judgements choose the first stage, the smallest budget that is as good, fuse and pool.
+    Where searches start and their settings, for your k and budget. Each anchor query is searched for again, as if it
+    were new: no scorer is called. Run it once per k and budget that you use. With --qrels, judgements choose the first
+    stage, the smallest budget that is as good, fuse and pool.
 
     Example: adacur tune my.adacur -k 10 --budget 100
     """
@@ -87,9 +88,11 @@ def _show_costs(path: str, above: float, *, as_json: bool) -> None:
     if as_json:
         print_json({"above": above, "costs": [{"recall": recall} | _as_said(one) for recall, one in costs.items()]})
         return
-    print_rows(
-        ("recall", "mean calls", "anchor queries"),
-        [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()],
+    print_table(
+        rows_table(
+            ("recall", "mean calls", "anchor queries"),
+            [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()],
+        )
     )
     for reason in dict.fromkeys(reason for one in costs.values() for reason in one.reasons):
         say(reason)
@@ -106,13 +109,15 @@ def _show_effort(tuning: Tuning) -> None:
     auto, curve = tuning.effort.point("auto"), tuning.effort.curve
     every = max(1, len(curve) // 6)
     shown = sorted({*curve[::every], auto, curve[-1]}, key=lambda one: one.calls)
-    print_rows(
-        ("effort", "mean calls", f"top-{tuning.k} recall"),
-        [
-            ("auto" if one == auto else f"{one.recall - 0.0005:.3f}", f"{one.calls:.0f}", f"{one.recall:.3f}")
-            for one in shown
-        ]
-        + [("none", str(tuning.budget), f"{tuning.effort.whole:.3f}")],
+    print_table(
+        rows_table(
+            ("effort", "mean calls", f"top-{tuning.k} recall"),
+            [
+                ("auto" if one == auto else f"{one.recall - 0.0005:.3f}", f"{one.calls:.0f}", f"{one.recall:.3f}")
+                for one in shown
+            ]
+            + [("none", str(tuning.budget), f"{tuning.effort.whole:.3f}")],
+        )
     )
 
 
@@ -159,25 +164,29 @@ def _show(tuning: Tuning) -> None:
             ("rerank", first, judged.rerank, tuning.budget),
             ("first stage alone", judged.alone_first or first, judged.alone, 0),
         )
-        print_rows(
-            ("judged", "first stage", judged.measure, "95 % interval", "calls"),
+        print_table(
+            rows_table(
+                ("judged", "first stage", judged.measure, "95 % interval", "calls"),
+                [
+                    (name, stage, f"{mean.value:.3f}", f"{mean.low:.3f} … {mean.high:.3f}", str(calls))
+                    for name, stage, mean, calls in rows
+                ],
+            )
+        )
+    print_table(
+        rows_table(
+            ("method", "first stage", f"top-{tuning.k} recall", "95 % interval", "calls"),
             [
-                (name, stage, f"{mean.value:.3f}", f"{mean.low:.3f} … {mean.high:.3f}", str(calls))
-                for name, stage, mean, calls in rows
+                (
+                    one.method,
+                    (tuning.rerank_first if one.method == "rerank" else tuning.first) or "random",
+                    f"{one.recall:.3f}",
+                    f"{one.low:.3f} … {one.high:.3f}",
+                    str(tuning.budget),
+                )
+                for one in tuning.predictions
             ],
         )
-    print_rows(
-        ("method", "first stage", f"top-{tuning.k} recall", "95 % interval", "calls"),
-        [
-            (
-                one.method,
-                (tuning.rerank_first if one.method == "rerank" else tuning.first) or "random",
-                f"{one.recall:.3f}",
-                f"{one.low:.3f} … {one.high:.3f}",
-                str(tuning.budget),
-            )
-            for one in tuning.predictions
-        ],
     )
     if not tuning.is_exact:
         say(

@@ -253,7 +253,7 @@ def encoder(source: Any) -> Any:
 
     - an object with `encode_queries` and `encode_items`, or None: returned as it is;
     - "module:name" of such an object;
-    - a name that `adacur fetch` lists, such as "bge-small-en-v1.5", fetched if needed;
+    - a name of `adacur.data.names()`, such as "bge-small-en-v1.5", fetched if needed;
     - the folder or hub name "org/name" of a sentence-transformers model.
     """
     if not isinstance(source, str | Path):
@@ -267,7 +267,7 @@ def encoder(source: Any) -> Any:
         return imported(text, what="encoder")
     if not Path(source).exists() and "/" not in text:
         raise UnknownName(
-            f"There is no encoder called {text!r}.{did_you_mean(text, names())} Give a name that `adacur fetch` lists, "
+            f"There is no encoder called {text!r}.{did_you_mean(text, names())} Give a name of `adacur.data.names()`, "
             "the folder or hub name 'org/name' of a sentence-transformers model, 'module:name', or an object."
         )
     return SentenceTransformerEncoder(source)

@@ -73,5 +73,5 @@ def check_anchors(index: AnchorIndex, purpose: str, *, fewest: int = 1) -> None:
         where = "INDEX" if index.path is None else str(index.path)
         raise InputError(
             f"{purpose} needs anchor queries, at least {fewest}; this index has {there}. Add some: adacur index "
-            f"anchors {where} QUERIES, or edit.add_anchors(queries) in Python."
+            f"add {where} --anchors FILE, or edit.add_anchors(queries) in Python."
         )

@@ -48,7 +48,7 @@ _DUAL_ENCODER = (
 )
 _WHAT_TO_GIVE = (
     "Give a scorer; a function of (query text, item text) pairs, or its 'module:function'; a sentence-transformers "
-    "CrossEncoder; a name that `adacur fetch` lists; an .onnx file or the folder of a model; a hub name 'org/name'; or "
+    "CrossEncoder; a name of `adacur.data.names()`; an .onnx file or the folder of a model; a hub name 'org/name'; or "
     "a URL (http:// or https://)."
 )
 
@@ -62,7 +62,7 @@ def scorer(source: Any, **options: Any) -> Scorer:
     - a function of (query text, item text) pairs, plain or async: `FunctionScorer`;
     - a sentence-transformers CrossEncoder;
     - "module:name" of any of these objects;
-    - a name that `adacur fetch` lists, such as "ms-marco-MiniLM-L-12-v2", fetched if needed;
+    - a name of `adacur.data.names()`, such as "ms-marco-MiniLM-L-12-v2", fetched if needed;
     - an .onnx file, or a folder with one: `OnnxCrossEncoder`;
     - a folder with config.json and weights, or a hub name "org/name": `TorchCrossEncoder`, also for language models
       (`instruction="…"` where they take one); for several modules, and a prompt before plain pairs,

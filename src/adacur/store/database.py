@@ -86,7 +86,7 @@ def damaged(folder: Path, what: str) -> DamagedIndex:
     """The error for a database that cannot be read."""
     return DamagedIndex(
         f"{folder / DATABASE} cannot be read: {what}. Restore it from a copy, and keep the folder: the scores lie in "
-        "scores.zarr, and `adacur index verify` tells which of them are whole."
+        "scores.zarr, and `adacur inspect --verify` tells which of them are whole."
     )
 
 

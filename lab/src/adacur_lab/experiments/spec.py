@@ -309,7 +309,7 @@ def _scorer(tables: Mapping[str, Any], here: Path) -> ScorerSpec:
     table = _table(tables, "scorer")
     _known_keys(table, ("source", "options"), "[scorer]")
     if "source" not in table:
-        raise InputError("[scorer] needs source: a name that `adacur fetch` lists, a folder, a URL or module:function.")
+        raise InputError("[scorer] needs source: a name of `adacur.data.names()`, a folder, a URL or module:function.")
     source = _text(table["source"], "[scorer] source")
     return ScorerSpec(str(here / source) if (here / source).exists() else source, _table(table, "options"))
 

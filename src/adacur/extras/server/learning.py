@@ -142,7 +142,7 @@ def check_can_learn(index: AnchorIndex) -> None:
     if names := [what for what, there in lost.items() if there]:
         raise InputError(
             f"A refresh makes a new version without the {' and '.join(names)} of {index.path}, which belong to this "
-            "one. Leave learn_every out, and run `adacur index refresh` and then make them again by hand; "
+            "one. Leave learn_every out, and call `adacur.extras.server.refresh` and then make them again; "
             "or do without them: a build with `--no-tune` makes no tunings, and removing tuned.json removes them."
         )
 

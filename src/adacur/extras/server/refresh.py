@@ -93,7 +93,7 @@ def refresh(
         raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
     if not isinstance(log, SearchLog):
         if not Path(log).is_file():
-            raise InputError(f"There is no search log {log}. Searches write one with log=FILE, or --log FILE.")
+            raise InputError(f"There is no search log {log}. Searches write one with log=FILE.")
         log = SearchLog(log)
     with updating(path) as update:
         folder = update.current

@@ -56,7 +56,7 @@ def serve(
     mcp: Annotated[bool, Option("--mcp", help="Serve one index to a language model, over stdin and stdout.")] = False,
     about: Annotated[str | None, Option(help="With --mcp: what the items are, for the model.")] = None,
 ) -> None:
-    """Serve indexes over HTTP: a page to try them on, a JSON API, and rerank routes that other clients know.
+    """Serve indexes: a page, a JSON API, rerank routes, MCP.
 
     Keys may also come from ADACUR_API_KEYS=key,key. Programs that speak MCP start `adacur serve INDEX --mcp`
     themselves; it ends when they close its stdin.

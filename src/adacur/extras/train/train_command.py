@@ -6,22 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import KEPT, log_as_notes, note, print_json, print_rows, say
+from adacur.cli.messages import KEPT, log_as_notes, rows_table, show
 from adacur.units import duration
-
-if TYPE_CHECKING:
-    from adacur.extras.train import Trained
 
 _Data = Annotated[str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, or 'mondo'.")]
 _Out = Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
-_Base = Annotated[
-    str | None, Option(help="The model to start from: a name that `adacur fetch` lists, a folder, or a hub name.")
-]
+_Base = Annotated[str | None, Option(help="The model to start from: a known name, a folder, or a hub name.")]
 _First = Annotated[str | None, Option(help="Finds hard negatives: bm25 (default), dense, or a dual encoder's path.")]
 _Epochs = Annotated[int | None, Option(help="The number of times that every query is seen.")]
 _TrainingOptions = Annotated[
@@ -53,7 +48,8 @@ def cross_encoder(
 ) -> None:
     """Train a cross-encoder that can be searched, on judged queries.
 
-    Negatives are near misses of a first stage, random items, and what searches with the model itself find.
+    Negatives are near misses of a first stage, random items, and what searches with the model itself find. An
+    interrupted training continues with the same command.
 
     Example: adacur train cross-encoder my-beir-folder my-reranker --epochs 2 --set mixture=near=1,random=1,found=1
     """
@@ -98,26 +94,22 @@ def _train(
             trained = by_name.train(kind, data, out, options)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(KEPT) from error
-    if as_json:
-        facts = {name: value for name, value in asdict(trained).items() if name not in ("folder", "log")}
-        print_json({"model": str(out), **facts, "was_finished": was_finished})
-        return
-    _show(trained, out)
-    if was_finished:
-        note("It was finished before: nothing was trained.")
+    facts = {name: value for name, value in asdict(trained).items() if name not in ("folder", "log")}
+    rows = [(name, f"{trained.before[name]:.3f}", f"{value:.3f}") for name, value in trained.best.items()]
+    why = ", stopped early" if trained.stopped_early else ""
+    useless = "No check was better than before the training. Try another learning rate, or more queries."
     # A model that was trained on cut items is at its best with them.
     cut = f" --max-item-tokens {options['max_item_tokens']}" if options.get("max_item_tokens") else ""
     use = "--scorer" if kind == "cross-encoder" else "--first bm25,dense --encoder"
-    note(f"Next: adacur build ITEMS INDEX {use} {quote(str(out))}{cut}")
-
-
-def _show(trained: Trained, out: Path) -> None:
-    rows = [(name, f"{trained.before[name]:.3f}", f"{value:.3f}") for name, value in trained.best.items()]
-    print_rows(("held-out queries", "before", "after"), rows)
-    why = ", stopped early" if trained.stopped_early else ""
-    say(
+    show(
+        {"model": str(out), **facts, "was_finished": was_finished},
+        rows_table(("held-out queries", "before", "after"), rows),
         f"{out}: the model after {trained.best_update} of {trained.updates} updates{why}. "
-        f"{duration(trained.seconds)}, {trained.queries / max(trained.seconds, 1e-9):,.1f} queries/s."
+        f"{duration(trained.seconds)}, {trained.queries / max(trained.seconds, 1e-9):,.1f} queries/s.",
+        hints=(
+            "" if trained.best_update else useless,
+            "It was finished before: nothing was trained." if was_finished else "",
+            f"Next: adacur build ITEMS INDEX {use} {quote(str(out))}{cut}",
+        ),
+        as_json=as_json,
     )
-    if trained.best_update == 0:
-        note("No check was better than before the training. Try another learning rate, or more queries.")

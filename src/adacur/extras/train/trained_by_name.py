@@ -66,7 +66,7 @@ def _base(name: str) -> str:
         return str(folder)
     if not Path(name).is_dir() and "/" not in name:
         raise UnknownName(
-            f"There is no model called {name!r}.{did_you_mean(name, names())} Give a name that `adacur fetch` lists, "
+            f"There is no model called {name!r}.{did_you_mean(name, names())} Give a name of `adacur.data.names()`, "
             "the folder of a transformers model, or a hub name 'org/name'."
         )
     return name
