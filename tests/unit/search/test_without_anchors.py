@@ -167,7 +167,7 @@ def test_anchor_queries_can_come_later(path, tmp_path) -> None:
 @pytest.mark.parametrize("work", [tune, compress])
 def test_what_needs_anchor_queries_says_how_to_get_them(path, work) -> None:
     index = adacur.load(path, scorer=Overlap())
-    with pytest.raises(InputError, match="index anchors"):
+    with pytest.raises(InputError, match="--anchors"):
         work(index, k=5, budget=20)
 
 
