@@ -128,8 +128,8 @@ def calibrated(
     if n < (enough := needed(recall, confidence)):
         misses, calls = courses.expecting(recall)
         reasons = (
-            f"To promise {100 * recall:.6g}% takes at least {enough:,} anchor queries with items above the line, and this "
-            f"index has {n:,}. Add some, or give audit=….",
+            f"To promise {100 * recall:.6g}% takes at least {enough:,} anchor queries with items above the line, and "
+            f"this index has {n:,}. Add some, or give audit=….",
         )
     else:
         passing = list(takewhile(lambda one: is_below(courses.at(one)[0], 1 - recall, doubt=doubt), LIMITS))
@@ -138,8 +138,8 @@ def calibrated(
         if not passing:
             spent, mean = int(calls.max()), 1 - float(misses.mean())
             reasons = (
-                f"{n:,} anchor queries cannot promise {100 * recall:.6g}% within {spent:,} calls, which find {mean:.1%} of "
-                "their items. Raise the budget, add anchor queries, or give audit=….",
+                f"{n:,} anchor queries cannot promise {100 * recall:.6g}% within {spent:,} calls, which find "
+                f"{mean:.1%} of their items. Raise the budget, add anchor queries, or give audit=….",
             )
     promised = strongest(misses, doubt=doubt) if reasons else recall
     return Calibration(

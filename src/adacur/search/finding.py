@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
 
 import numpy as np
 
-from adacur.arrays import FloatArray
 from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError
 from adacur.first_stages import AnyStage
@@ -200,11 +199,11 @@ class Certify:
 
 def _short_of(recall: float, found: int, unseen: int, confidence: float) -> str:
     """What an audit would have to be for this recall."""
-    may_miss = math.floor(found * (1 - recall) / recall)
+    may_miss, share = math.floor(found * (1 - recall) / recall), f"{100 * recall:.6g}%"
     calls = math.ceil(unseen * -math.log1p(-confidence) / (may_miss + 1))
     if calls >= unseen:
-        return f"No audit can certify {100 * recall:.6g}% of {found:,} found among {unseen:,} unscored items."
-    return f"To certify {100 * recall:.6g}% for this query alone, an audit takes about {calls:,} calls, if it finds nothing."
+        return f"No audit can certify {share} of {found:,} found among {unseen:,} unscored items."
+    return f"To certify {share} for this query takes an audit of about {calls:,} calls that finds nothing."
 
 
 def most_above(unseen: int, *, drawn: int, above: int, doubt: float) -> int:
