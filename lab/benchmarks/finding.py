@@ -31,7 +31,7 @@ from adacur.records import Query
 from adacur.replay.certificates import LIMITS, Courses, is_below
 from adacur.replay.known import KnownScores
 from adacur.replay.searches import leaving_out
-from adacur.search.finding import calls_worth, expected_recall_above, finding_rounds
+from adacur.search.finding import expected_above, finding_rounds
 from adacur.search.plan import Plan
 from adacur.search.planning import plan_search
 from adacur.search.rounds import search
@@ -50,8 +50,7 @@ class NotingLines:
     lines: tuple[float, ...]
 
     def after(self, now: Standing) -> tuple[Any, bool]:
-        noted = [(calls_worth(now, line), expected_recall_above(now, line)) for line in self.lines]
-        return np.array(noted), False
+        return np.array([expected_above(now, line) for line in self.lines]), False
 
     def settings(self) -> Mapping[str, Any]:
         return {}
@@ -75,8 +74,8 @@ def recorded(plan: Plan, queries: Sequence[Query], scores: np.ndarray, lines: tu
             noted = np.array([blank if one.expected_recall is None else one.expected_recall for one in rounds])
             rows["calls"].append(np.cumsum([len(one.exact) for one in rounds]))
             rows["found"].append(np.cumsum(found, axis=0))
-            rows["worth"].append(noted[:, :, 0])
-            rows["expected"].append(noted[:, :, 1])
+            rows["expected"].append(noted[:, :, 0])
+            rows["worth"].append(noted[:, :, 1])
     totals = np.array([[np.count_nonzero(row >= line) for line in lines] for row in scores])
     return {name: np.stack(values) for name, values in rows.items()} | {"totals": totals}
 
@@ -128,7 +127,8 @@ def courses_of(kept: Any, who: str, line: int) -> tuple[Courses, np.ndarray]:
     worth[:, -1] = -math.inf
     misses = 1 - kept[f"{who}_found"][some][:, :, line] / totals[some, None]
     calls = kept[f"{who}_calls"][some].astype(float)
-    return Courses(calls, misses, worth, int(totals.max(initial=0)), None), some
+    expected = np.nan_to_num(kept[f"{who}_expected"][some][:, :, line].astype(float), nan=1.0)
+    return Courses(calls, misses, expected, worth, int(totals.max(initial=0)), None), some
 
 
 def at_each(courses: Courses) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +191,7 @@ def tables(out: Path) -> list[dict[str, Any]]:
                     row["depth_below"] = kept_share(np.hstack([dense[0], of_test[0]]), recall, n=n)
                     row["calibrated_on"] = misses.shape[1]
                 else:
-                    row["ours"] = estimated(kept, line, recall, some)
+                    row["ours"] = estimated(test, recall)
                 rows.append(row)
     return rows
 
@@ -208,14 +208,10 @@ def reached(misses: np.ndarray, calls: np.ndarray, row: int | None, recall: floa
     }
 
 
-def estimated(kept: Any, line: int, recall: float, some: np.ndarray) -> dict[str, float]:
+def estimated(courses: Courses, recall: float) -> dict[str, float]:
     """Searches that end once their model expects this recall."""
-    expected = kept["test_expected"][some][:, :, line]
-    enough = np.nan_to_num(expected, nan=1.0) >= recall
-    enough[:, -1] = True
-    at = np.arange(len(enough)), np.argmax(enough, axis=1)
-    misses = 1 - kept["test_found"][some][:, :, line][at] / kept["test_totals"][some, line]
-    own = reached(misses[None], kept["test_calls"][some][at][None].astype(float), 0, recall)
+    misses, calls = courses.expecting(recall)
+    own = reached(misses[None], calls[None], 0, recall)
     assert own is not None
     return own
 

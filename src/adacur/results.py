@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -124,13 +125,16 @@ class Certificate:
 
     def __str__(self) -> str:
         """The certificate as a paragraph."""
-        share, line, sure = f"{self.recall:.1%}".replace(".0%", "%"), f"{self.above:g}", f"{self.confidence or 0:.0%}"
+        # Rounded down: a promise must not grow in words.
+        share, sure = (f"{math.floor(1000 * one + 1e-9) / 10:g}%" for one in (self.recall, self.confidence or 0))
+        line = f"{self.above:g}"
         said = {
             "every item": f"Every item was scored: these are all that score {line} or higher.",
             "audit": f"At least {share} of the items that score {line} or higher are found, for this query, with "
             f"confidence {sure}: by an audit of {self.n:,} random calls.",
             "anchors": f"At least {share} of the items that score {line} or higher are found, on average over queries "
-            f"like the {self.n:,} anchor queries that this was calibrated on, with confidence {sure}.",
+            f"that have any and are like the {self.n:,} anchor queries that this was calibrated on, with confidence "
+            f"{sure}.",
             "none": f"Nothing is promised. The model expects that {share} of the items that score {line} or higher are "
             "found."
             if self.recall

@@ -59,7 +59,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(path: Path, options: dict[str, Any]) -> Hits | str:
-    with adacur.load(path, scorer=shared_words, check=False) as index:
+    with adacur.load(path, scorer=shared_words) as index:
         try:
             return index.find(QUERY, **options)
         except AdacurError as error:
@@ -112,7 +112,7 @@ def test_a_request_gives_the_same_answer(path: Path, name: str) -> None:
 
     given, options = EXAMPLES[name]
     body, settings = body_of(given)
-    index = adacur.load(path, scorer=shared_words, check=False)
+    index = adacur.load(path, scorer=shared_words)
     with index, client_of(create_app({"w": index}, settings=ServerSettings(**settings))) as client:
         answer = client.post("/v1/find", json={"query": QUERY, **body}).json()["results"][0]
     check(answer, expected(path, options))
@@ -131,7 +131,7 @@ def test_what_the_library_refuses_every_door_refuses_with_the_same_reason(path: 
     ran = here("find", str(path), QUERY, "--scorer", "tests.host_world:shared_words", "--json", *typed(given))
     ran.refused()
     assert wanted in ran.err
-    index = adacur.load(path, scorer=shared_words, check=False)
+    index = adacur.load(path, scorer=shared_words)
     with index, client_of(create_app({"w": index})) as client:
         answer = client.post("/v1/find", json={"query": QUERY, **given})
     assert answer.status_code == 422
@@ -146,7 +146,7 @@ def test_a_body_that_is_no_find_is_refused(path: Path, body: dict[str, Any]) -> 
     client_of = pytest.importorskip("fastapi.testclient").TestClient
     from adacur.extras.server import create_app
 
-    index = adacur.load(path, scorer=shared_words, check=False)
+    index = adacur.load(path, scorer=shared_words)
     with index, client_of(create_app({"w": index})) as client:
         assert client.post("/v1/find", json={"query": QUERY, **body}).status_code == 422
 
@@ -155,7 +155,7 @@ def test_a_streamed_find_ends_with_the_certificate(path: Path) -> None:
     client_of = pytest.importorskip("fastapi.testclient").TestClient
     from adacur.extras.server import create_app
 
-    index = adacur.load(path, scorer=shared_words, check=False)
+    index = adacur.load(path, scorer=shared_words)
     with index, client_of(create_app({"w": index})) as client:
         text = client.post("/v1/find", json={"query": QUERY, "above": 3.2, "stream": True}).text
     events = [part.split("\n")[:2] for part in text.strip().split("\n\n")]
@@ -174,7 +174,7 @@ def test_the_tool_of_a_language_model_gives_the_same_answer(path: Path) -> None:
         async with client_of(create_server(index)) as client:
             return await client.call_tool("find", {"query": QUERY, **arguments})
 
-    with adacur.load(path, scorer=shared_words, check=False) as index:
+    with adacur.load(path, scorer=shared_words) as index:
         answer = asyncio.run(asyncio.wait_for(called(index, {"above": 3.2, "recall": 0.6}), 60))
         wrong = asyncio.run(asyncio.wait_for(called(index, {"above": 3.2, "recall": 1.0}), 60))
         lineless = asyncio.run(asyncio.wait_for(called(index, {}), 60))
@@ -197,7 +197,7 @@ def test_a_find_without_a_line_is_refused(path: Path) -> None:
 
 
 def test_tune_tells_what_recalls_cost(path: Path) -> None:
-    with adacur.load(path, scorer=shared_words, check=False) as index:
+    with adacur.load(path, scorer=shared_words) as index:
         costs = find_costs(index, above=3.2)
     ran = here("tune", str(path), "--above", "3.2", "--json")
     (told,) = ran.json()

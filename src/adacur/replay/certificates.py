@@ -11,10 +11,13 @@ The mean is over queries that have items above the line. Others miss nothing: co
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from adacur.replay.known import KnownScores
 from adacur.replay.searches import leaving_out
 from adacur.search import AnchorIndex
 from adacur.search.filters import allowed_by
-from adacur.search.finding import NEVER, calls_worth, plan_find
+from adacur.search.finding import NEVER, expected_above, plan_find
 from adacur.search.methods import NO_SCORER
 from adacur.search.places import InMemory
 from adacur.search.plan import Plan
@@ -41,6 +44,7 @@ from adacur.seeds import item_keys, stream_key, uniform
 _MOST_QUERIES = 300
 # From searches that hardly stop to those that hardly begin.
 LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
+_MOST_NEEDED = 1_000_000
 # Lines whose courses are kept for each version of an index.
 _MOST_KEPT = 50
 # So few of the anchor queries are as far from all others as a query that is said to be unlike them.
@@ -54,20 +58,27 @@ class Courses:
     """Replayed searches that were not stopped, a row per anchor query with items above the line, a column per round.
 
     - `calls`, `misses`: after the round, the calls and the share of items above the line that were not found;
-    - `worth`: what the next call was expected to find, where a search may stop; infinite after the last round;
+    - `expected`, `worth`: the recall that was expected, and what the next call was expected to add to it;
     - `most`: the largest number of items above the line;
     - `nearest`: how like its nearest neighbour an anchor query is at least, but for few; None without embeddings.
     """
 
     calls: FloatArray
     misses: FloatArray
+    expected: FloatArray
     worth: FloatArray
     most: int
     nearest: float | None
 
     def at(self, limit: float) -> tuple[FloatArray, FloatArray]:
-        """The misses and the calls of searches that stop at this limit."""
-        stops = self.worth <= limit
+        """The misses and the calls of searches that stop where the next call is worth no more than this."""
+        return self._ended(self.worth <= limit)
+
+    def expecting(self, recall: float) -> tuple[FloatArray, FloatArray]:
+        """Those of searches that stop where this recall is expected."""
+        return self._ended(self.expected >= recall)
+
+    def _ended(self, stops: BoolArray) -> tuple[FloatArray, FloatArray]:
         stops[:, -1] = True
         rows, ends = np.arange(len(stops)), np.argmax(stops, axis=1)
         return self.misses[rows, ends], self.calls[rows, ends]
@@ -77,11 +88,11 @@ class Courses:
 class Calibration:
     """As `adacur.search.finding.Promise`; `calls` are the mean calls of the replayed searches."""
 
-    limit: float
-    recall: float
-    n: int
-    reasons: tuple[str, ...]
-    calls: float
+    limit: float | None = None
+    recall: float = 0.0
+    n: int = 0
+    reasons: tuple[str, ...] = ()
+    calls: float = 0.0
     _most: int = 0
     _is_far: Any = None
 
@@ -100,23 +111,46 @@ class Calibration:
 def calibrated(
     index: AnchorIndex, plan: Plan, *, above: float, recall: float, confidence: float, filter_: Any = None
 ) -> Calibration:
-    """The cheapest limit at which searches of this plan miss at most 1 − recall on average, with this confidence."""
+    """The cheapest limit at which searches of this plan miss at most 1 − recall on average, with this confidence.
+
+    Where none can be promised, the strongest promise is made of one way to search, which does not depend on what the
+    replays found: with too few anchor queries as their model says, else with the whole budget.
+    """
     if (why_not := _why_not(index, plan)) is not None:
-        return Calibration(NEVER, 0.0, 0, (why_not,), 0.0)
-    courses = _known_courses(index, plan, above, filter_)
+        return Calibration(reasons=(why_not,))
+    courses, doubt = _known_courses(index, plan, above, filter_), 1 - confidence
     n = len(courses.misses)
     if not n:
         none = f"No anchor query has an item that scores {above:g} or higher, so nothing tells when all are found."
-        return Calibration(NEVER, 0.0, 0, (none,), 0.0)
-    limit, calls = None, 0.0
-    for one in LIMITS:
-        misses, spent = courses.at(one)
-        if not is_below(misses, 1 - recall, doubt=1 - confidence):
-            break
-        limit, calls = one, float(spent.mean())
-    if limit is None:
-        return Calibration(NEVER, 0.0, 0, (_strongest(courses, recall, confidence, plan),), 0.0)
-    return Calibration(limit, recall, n, (), calls, courses.most, _distance_test(index, plan, courses))
+        return Calibration(reasons=(none,))
+    limit: float | None = None
+    reasons: tuple[str, ...] = ()
+    if n < (enough := needed(recall, confidence)):
+        misses, calls = courses.expecting(recall)
+        reasons = (
+            f"To promise {100 * recall:.6g}% takes at least {enough:,} anchor queries with items above the line, and "
+            f"this index has {n:,}. Add some, or give audit=….",
+        )
+    else:
+        passing = list(takewhile(lambda one: is_below(courses.at(one)[0], 1 - recall, doubt=doubt), LIMITS))
+        limit = passing[-1] if passing else NEVER
+        misses, calls = courses.at(limit)
+        if not passing:
+            spent, mean = int(calls.max()), 1 - float(misses.mean())
+            reasons = (
+                f"{n:,} anchor queries cannot promise {100 * recall:.6g}% within {spent:,} calls, which find "
+                f"{mean:.1%} of their items. Raise the budget, add anchor queries, or give audit=….",
+            )
+    promised = strongest(misses, doubt=doubt) if reasons else recall
+    return Calibration(
+        limit,
+        promised,
+        n if promised else 0,
+        reasons,
+        float(calls.mean()),
+        courses.most,
+        _distance_test(index, plan, courses),
+    )
 
 
 def find_costs(
@@ -164,22 +198,12 @@ def strongest(misses: FloatArray, *, doubt: float) -> float:
     return next((share / 100 for share in range(99, 0, -1) if is_below(misses, 1 - share / 100, doubt=doubt)), 0.0)
 
 
-def _strongest(courses: Courses, recall: float, confidence: float, plan: Plan) -> str:
-    misses, _ = courses.at(NEVER)
-    found, calls = strongest(misses, doubt=1 - confidence), min(plan.purse.calls - plan.audit, len(plan.items))
-    n, mean = len(misses), 1 - float(misses.mean())
-    said = f"{n:,} anchor queries with items above the line cannot promise {recall:.0%} within {calls:,} calls: "
-    said += f"the whole budget finds {mean:.1%} of their items. "
-    said += f"The strongest promise that they can keep is {found:.0%}." if found else "They can promise nothing."
-    more = needed(recall, confidence)
-    if n < more:
-        return f"{said} For {recall:.0%} at least {more:,} are needed: add anchor queries, or give audit=…."
-    return f"{said} Raise the budget, add anchor queries, or give audit=…."
-
-
+@functools.cache
 def needed(recall: float, confidence: float) -> int:
-    """How many anchor queries a promise takes if they miss nothing."""
-    return next(n for n in range(1, 1_000_000) if is_below(np.zeros(n), 1 - recall, doubt=1 - confidence))
+    """How many anchor queries a promise takes if they miss nothing; at most a million."""
+    return 1 + bisect_left(
+        range(1, _MOST_NEEDED), True, key=lambda n: is_below(np.zeros(n), 1 - recall, doubt=1 - confidence)
+    )
 
 
 def _why_not(index: AnchorIndex, plan: Plan) -> str | None:
@@ -235,23 +259,24 @@ def _courses(index: AnchorIndex, plan: Plan, above: float) -> Courses:
     columns, totals = columns[totals > 0], totals[totals > 0]
     hits = search(_unstopped(plan, KnownScores.of(anchors), above), [index.anchor_queries[at] for at in columns], 1)
     n_rounds = max((len(one.trace.rounds) for one in hits), default=0)
-    calls, misses, worth = (np.zeros((len(hits), n_rounds)) for _ in range(3))
+    calls, misses, expected, worth = (np.zeros((len(hits), n_rounds)) for _ in range(4))
     for row, (one, total) in enumerate(zip(hits, totals.tolist(), strict=True)):
         rounds = one.trace.rounds
         calls[row, : len(rounds)] = np.cumsum([len(round_.exact) for round_ in rounds])
         found = np.cumsum([np.count_nonzero(round_.exact >= above) for round_ in rounds])
         misses[row, : len(rounds)] = 1 - found / total
-        noted = [round_.expected_recall for round_ in rounds]
-        worth[row, : len(rounds)] = [math.inf if value is None else value for value in noted]
+        noted: list[Any] = [round_.expected_recall for round_ in rounds[:-1]]
+        if noted:
+            expected[row, : len(noted)], worth[row, : len(noted)] = np.array(noted).T
         # Its last round ends a search, however many others have.
-        worth[row, len(rounds) - 1 :] = -math.inf
+        expected[row, len(noted) :], worth[row, len(noted) :] = math.inf, -math.inf
     vectors = _anchor_vectors(index, plan)
     nearest = None
     if vectors is not None and len(vectors) > 1:
         likeness = vectors @ vectors.T
         np.fill_diagonal(likeness, -np.inf)
         nearest = float(np.quantile(likeness.max(axis=1), _FARTHEST, method="lower"))
-    return Courses(calls, misses, worth, int(totals.max(initial=0)), nearest)
+    return Courses(calls, misses, expected, worth, int(totals.max(initial=0)), nearest)
 
 
 def _above(matrix: Any, column: int, above: float, allowed: BoolArray) -> int:
@@ -259,19 +284,19 @@ def _above(matrix: Any, column: int, above: float, allowed: BoolArray) -> int:
 
 
 def _unstopped(plan: Plan, known: KnownScores, above: float) -> Plan:
-    """The plan for anchor queries, with what the next call was worth noted in each round."""
+    """The plan for anchor queries, with what was expected noted in each round."""
     purse = Limits(plan.purse.calls - plan.audit)
     return replace(leaving_out(plan, known), scorer=known, purse=purse, audit=0, stop=_Noting(above), finish=())
 
 
 @dataclass(frozen=True, slots=True)
 class _Noting:
-    """Never ends a search, and notes what the next call is worth in the place of the expected recall."""
+    """Never ends a search, and notes both expectations in the place of one."""
 
     above: float
 
-    def after(self, now: Standing) -> tuple[float, bool]:
-        return calls_worth(now, self.above), False
+    def after(self, now: Standing) -> tuple[Any, bool]:
+        return expected_above(now, self.above), False
 
     def settings(self) -> Mapping[str, Any]:
         return {}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
 
 import numpy as np
 
-from adacur.arrays import FloatArray
 from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError
 from adacur.first_stages import AnyStage
@@ -71,7 +70,7 @@ class Promise(Protocol):
     """
 
     @property
-    def limit(self) -> float: ...
+    def limit(self) -> float | None: ...
 
     @property
     def recall(self) -> float: ...
@@ -102,34 +101,25 @@ class LineStop:
 
     def after(self, now: Standing) -> tuple[float, bool]:
         """As for any rule: the expected recall, and whether to end here."""
-        expected = expected_recall_above(now, self.above)
-        if self.worth is None:
-            return expected, expected >= self.recall
-        return expected, calls_worth(now, self.above) <= self.worth
+        expected, worth = expected_above(now, self.above)
+        return expected, expected >= self.recall if self.worth is None else worth <= self.worth
 
     def settings(self) -> Mapping[str, Any]:
         return {"stop_worth": self.worth}
 
 
-def expected_recall_above(now: Standing, above: float) -> float:
-    """The share of all items above a line that is expected to be found; of less than one item in all, of one."""
-    found, chances = _expected(now, above)
-    missing = float(chances.sum())
-    return 1 - missing / max(1.0, found + missing)
+def expected_above(now: Standing, above: float) -> tuple[float, float]:
+    """Of all items above a line, the share that is expected to be found, and what each of the next few calls adds.
 
-
-def calls_worth(now: Standing, above: float) -> float:
-    """The share of all items above a line that each of the next few calls is expected to find."""
-    found, chances = _expected(now, above)
-    return float(np.sort(chances)[-_LEAST:].sum()) / _LEAST / max(1.0, found + float(chances.sum()))
-
-
-def _expected(now: Standing, above: float) -> tuple[int, FloatArray]:
-    """How many items above a line are found, and the chances of those that are most likely to be there too."""
+    Shares are of one item at least, so that searches end where there is nothing to find.
+    """
     found = int(np.count_nonzero(now.best >= above))
     chances = now.chance_above(np.array([above]), np.array([found + 1]))[:, 0]
     # Predictions beyond the range of floats say nothing.
-    return found, np.where(np.isfinite(chances), chances, 1.0)
+    chances = np.sort(np.where(np.isfinite(chances), chances, 1.0))
+    missing = float(chances.sum())
+    in_all = max(1.0, found + missing)
+    return 1 - missing / in_all, float(chances[-_LEAST:].sum()) / _LEAST / in_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +138,13 @@ class Above:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certify:
-    """Says what is promised, by the way in which a search ended."""
+    """Says what is promised, by the way in which a search ended; `doubt` is why anchor queries promise nothing."""
 
     above: float
     recall: float
     confidence: float
-    promise: Promise | None
+    promise: Promise | None = None
+    doubt: str | None = None
     listed = 0
 
     def __call__(self, answer: Answer) -> Answer:
@@ -201,16 +192,18 @@ class Certify:
             return "The search goes on."
         if stopped in _CUT_SHORT:
             return f"The search was ended by {_CUT_SHORT[stopped]} before it was done; what it found stays."
-        return self.promise.unlike(answer.query, found) if self.promise is not None and self.promise.n else None
+        if self.doubt is not None or self.promise is None or not self.promise.n:
+            return self.doubt
+        return self.promise.unlike(answer.query, found)
 
 
 def _short_of(recall: float, found: int, unseen: int, confidence: float) -> str:
     """What an audit would have to be for this recall."""
-    may_miss = math.floor(found * (1 - recall) / recall)
+    may_miss, share = math.floor(found * (1 - recall) / recall), f"{100 * recall:.6g}%"
     calls = math.ceil(unseen * -math.log1p(-confidence) / (may_miss + 1))
     if calls >= unseen:
-        return f"No audit can certify {recall:.0%} of {found:,} found among {unseen:,} unscored items."
-    return f"To certify {recall:.0%} for this query alone, an audit takes about {calls:,} calls, if it finds nothing."
+        return f"No audit can certify {share} of {found:,} found among {unseen:,} unscored items."
+    return f"To certify {share} for this query takes an audit of about {calls:,} calls that finds nothing."
 
 
 def most_above(unseen: int, *, drawn: int, above: int, doubt: float) -> int:
@@ -268,6 +261,8 @@ def plan_find(
             "An audit is a random sample, and items that tokens or cost cannot pay for are left out of it. Limit calls "
             "alone, or leave audit out."
         )
+    if audit and not index.snapshot.in_memory:
+        raise InputError("An audit is a random sample, and vector engines cannot draw one. Leave audit out.")
     if audit and not audit < min(n_items, spend.calls or 0):
         raise InputError(
             f"An audit must leave calls for the search, and items that it does not draw; got audit={audit:,} of "
@@ -280,8 +275,8 @@ def plan_find(
                 f"recall=1.0 cannot be promised unless every item is scored: what is missing may be anywhere. Give "
                 f"budget={n_items}, which scores all, or a recall below 1, such as 0.95."
             )
-        plan = plan_search(index, 1, method=Exact(), fuse=0, filter=filter, scorer=scorer)
-        return replace(plan, finish=(*_documents(plan), Above(above), Certify(above, recall, confidence, None)))
+        plan = plan_search(index, 1, method=Exact(), budget=spend, fuse=0, filter=filter, scorer=scorer)
+        return replace(plan, finish=(*_documents(plan), Above(above), Certify(above, recall, confidence)))
     k = min(ABOUT, spend.calls) if spend.calls else 1
     plan = plan_search(index, k, budget=spend, first=first, fuse=0, filter=filter, scorer=scorer)
     documents = _documents(plan)
@@ -289,10 +284,23 @@ def plan_find(
     if plan.model is not None:
         plan = replace(plan, sizes=finding_rounds, audit=audit, finish=(Above(above),))
         promise = named(CALIBRATED)(index, plan, above=above, recall=recall, confidence=confidence, filter_=filter)
-        worth = promise.limit if promise is not None and promise.n else None
-        plan = replace(plan, stop=LineStop(above, recall, worth))
-    certify = Certify(above, recall, confidence, promise)
+        plan = replace(plan, stop=LineStop(above, recall, promise.limit))
+    certify = Certify(above, recall, confidence, promise, _doubt(index, plan))
     return replace(plan, audit=audit, finish=(*documents, Above(above), certify))
+
+
+def _doubt(index: AnchorIndex, plan: Plan) -> str | None:
+    """Why anchor queries promise nothing of what this scorer accepts."""
+    if plan.model is None:
+        return (
+            "This index has neither anchor queries nor dense vectors, so nothing tells when to end, and the whole "
+            "budget is spent. Add some, or give audit=…."
+        )
+    if index.path is not None and index.snapshot.in_memory and not index.recognised:
+        return "The scorer was not compared with the scores of this index (check=False), so they promise nothing."
+    if index.drift is not None and not index.drift.same:
+        return f"The scorer differs from the one that scored the anchor queries: {index.drift.summary()}."
+    return None
 
 
 def find_options(**values: Any) -> FindOptions:

@@ -121,6 +121,21 @@ def test_many_queries_step_together_and_find_what_each_finds_alone(there) -> Non
         assert hits.ids == there.search(query, 5, budget=40, first="dense").ids
 
 
+def test_all_items_above_a_line_are_found_as_in_memory(index, there) -> None:
+    for query in QUERIES[:4]:
+        here = index.find(query, above=1.2, budget=150, first="dense")
+        found = there.find(query, above=1.2, budget=150, first="dense")
+        assert found.ids == here.ids
+        assert found.trace.calls == here.trace.calls
+        assert (found.certificate.basis, here.certificate.basis) == ("none", "none")
+        assert found.certificate.reasons
+
+
+def test_an_audit_is_refused_where_nothing_can_be_drawn_at_random(there) -> None:
+    with pytest.raises(InputError):
+        there.find(QUERIES[0], above=1.2, budget=150, audit=20)
+
+
 def test_re_ranking_pools_and_stopping_are_as_in_memory(index, there) -> None:
     for options in (
         {"method": "rerank"},

@@ -10,6 +10,7 @@ import pytest
 
 from adacur import AnchorIndex, Budget, Item, Query
 from adacur.errors import BudgetError, InputError, ScorerFailed
+from adacur.results import Certificate
 from adacur.scorers import FunctionScorer
 from adacur.search.finding import finding_rounds, most_above
 from tests import embedding_world
@@ -104,6 +105,15 @@ def test_a_search_that_its_deadline_ends_keeps_what_it_found_and_promises_nothin
     assert hits.certificate.basis == "none"
 
 
+def test_scoring_everything_keeps_to_a_deadline_as_well() -> None:
+    index = easy_and_hard()
+    hits = index.find(QUERIES[0], above=0.0, recall=1.0, budget=Budget(300, deadline=1e-9))
+    assert hits.trace.calls == index.scorer.calls < 300
+    assert hits.certificate.basis == "none"
+    with pytest.raises(BudgetError):
+        index.find(QUERIES[0], above=0.0, recall=1.0, budget=Budget(300, tokens=1000))
+
+
 def test_a_search_that_its_scorer_ends_keeps_what_it_found_and_promises_nothing() -> None:
     index, calls = easy_and_hard(), []
 
@@ -119,6 +129,26 @@ def test_a_search_that_its_scorer_ends_keeps_what_it_found_and_promises_nothing(
     (hits,) = failed.value.hits
     assert len(hits) == sum(calls[:2])
     assert hits.certificate.basis == "none"
+
+
+def test_an_audit_of_all_that_a_filter_leaves_scores_all_of_it() -> None:
+    allowed = [f"i{at}" for at in range(40)]
+    hits = easy_and_hard().find(QUERIES[0], above=1000.0, filter=allowed, audit=100)
+    assert hits.trace.calls == 40
+    assert hits.certificate.basis == "every item"
+
+
+def test_where_nothing_predicts_the_reason_is_told() -> None:
+    certificate = without_anchors(first="bm25").find("query 41", above=1.0, budget=50).certificate
+    assert certificate.basis == "none"
+    assert certificate.reasons
+
+
+def test_a_recall_in_words_is_never_more_than_the_promise() -> None:
+    certificate = Certificate(0.0, "audit", 0.9996, 100, 0.999, 50)
+    assert "99.9%" in str(certificate)
+    assert "100%" not in str(certificate)
+    assert "57%" in str(Certificate(0.0, "audit", 0.57, 100, 0.9, 50))
 
 
 def test_an_audit_promises_no_more_than_there_is() -> None:
