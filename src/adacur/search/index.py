@@ -182,14 +182,14 @@ class AnchorIndex:
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
         started = time.monotonic()
-        yield from self._stepped(plan_search(self, k, **options), query, k, started=started)
+        yield from self._iterated(plan_search(self, k, **options), query, k, started=started)
 
     def find_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> Iterator[Hits]:
         """Like `find` for one query, yielding the hits so far after each round."""
         started = time.monotonic()
-        yield from self._stepped(plan_find(self, **options), query, ABOUT, started=started)
+        yield from self._iterated(plan_find(self, **options), query, ABOUT, started=started)
 
-    def _stepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> Iterator[Hits]:
+    def _iterated(self, plan: Plan, query: Query | str, k: int, *, started: float) -> Iterator[Hits]:
         with self.searching(plan) as answers:
             for hits in rounds.search_iter(plan, query, k, started=started):
                 answers[:] = [hits]
@@ -243,7 +243,7 @@ class AnchorIndex:
         """Like `search_iter`, without blocking the event loop."""
         started = time.monotonic()
         plan = await asyncio.to_thread(plan_search, self, k, **options)
-        async with aclosing(self._astepped(plan, query, k, started=started)) as steps:
+        async with aclosing(self.stepped(plan, query, k, started=started, waits=True)) as steps:
             async for hits in steps:
                 yield hits
 
@@ -251,13 +251,35 @@ class AnchorIndex:
         """Like `find_iter`, without blocking the event loop."""
         started = time.monotonic()
         plan = await asyncio.to_thread(plan_find, self, **options)
-        async with aclosing(self._astepped(plan, query, ABOUT, started=started)) as steps:
+        async with aclosing(self.stepped(plan, query, ABOUT, started=started, waits=True)) as steps:
             async for hits in steps:
                 yield hits
 
-    async def _astepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> AsyncGenerator[Hits, None]:
+    async def stepped(
+        self,
+        plan: Plan,
+        query: Query | str,
+        k: int,
+        *,
+        started: float,
+        so_far: Callable[[Hits], None] | None = None,
+        **how: Any,
+    ) -> AsyncGenerator[Hits, None]:
+        """The hits of a plan for one query after each round; closing the generator ends the search.
+
+        - `started`: when its deadline began to run;
+        - `so_far`: called with the hits of a search that fails or is cancelled, if the reader has not had them;
+        - `how`: as for `shared_loop.awaited`.
+        """
+
+        def given_up(hits: list[Hits]) -> None:
+            answers[:] = hits
+            if so_far is not None:
+                so_far(hits[0])
+
         with self.searching(plan) as answers:
-            async with aclosing(awaited(plan, [query], k, started=started, waits=True)) as steps:
+            # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
+            async with aclosing(awaited(plan, [query], k, started=started, so_far=given_up, **how)) as steps:
                 async for hits in steps:
                     answers[:] = hits
                     yield hits[0]
