@@ -50,7 +50,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The searches of one request, checked against the limits; `plan()` says what each does, and is made once."""
+    """The searches of one request, checked against the limits; `plan` makes what each of them does."""
 
     served: Served
     queries: tuple[Query, ...]
@@ -63,7 +63,7 @@ class SearchRequest:
 
 
 def _made_once(make: Callable[[], Plan]) -> Callable[[], Plan]:
-    """The function that makes a plan at its first call; the searches of a request ask at the same time."""
+    """Makes a plan at its first call; the searches of a request ask for it at the same time."""
     cached, lock = cache(make), threading.Lock()
 
     def made() -> Plan:
@@ -125,9 +125,8 @@ def find_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     one = named_index(served, body.get("index"))
     given = {**({"budget": settings.max_budget} if settings.max_budget < FIND_CALLS else {}), **body}
     options = find_options(
-        **{option.name: given.get(option.name) for option in FIND_OPTIONS if option.name not in ("deadline", "filter")},
-        deadline=_deadline(given),
-        filter=_filter(given.get("filter") or {}),
+        **{one.name: given.get(one.name) for one in FIND_OPTIONS}
+        | {"deadline": _deadline(given), "filter": _filter(given.get("filter") or {})},
     )
     plan = partial(plan_find, one.index, **options)
     return SearchRequest(one, k=ABOUT, method="find", plan=_made_once(plan), **_asked(given))
