@@ -618,7 +618,7 @@ def test_batches_that_were_scored_before_one_failed_are_stored(tmp_path, is_asyn
     async def awaited(pairs):
         return function(pairs)
 
-    scorer = FunctionScorer(awaited if is_async else function, batch_size=2, concurrency=1, attempts=1)
+    scorer = FunctionScorer(awaited if is_async else function, name="f", batch_size=2, concurrency=1, attempts=1)
     with Cached(scorer, tmp_path / "scores.sqlite") as cached:
         with pytest.raises(ScorerFailed):
             asyncio.run(cached.ascore(PAIRS)) if is_async else cached.score(PAIRS)
