@@ -74,7 +74,8 @@ def summary(stored: dict[str, Any]) -> str:
 
     rival = max((name for name in METHODS if name != "rerank" and not name.startswith("default")), key=mean)
     first = " / ".join(number(alone[collection, "rerank", joined, 10]["10"][0]) for collection in COLLECTIONS)
-    unasked = {one["domain"]: one["alone"] for one in witness if one["queries"] == "to report" and one["first"] == joined}
+    reported = [one for one in witness if one["queries"] == "to report" and one["first"] == joined]
+    unasked = {one["domain"]: one["alone"] for one in reported}
     header = ["", "scorer calls", "recall of the scorer's top 10", "nDCG@10, scorer as one witness"]
     body = [
         ["the first stages alone", "0", first, " / ".join(number(unasked[collection]) for collection in COLLECTIONS)],
