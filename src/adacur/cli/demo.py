@@ -13,8 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from typer import Option
 
-from adacur.cli import arguments as opt
-from adacur.cli.messages import hits_table, note, notes, print_table, rows_table, say, seconds_line
+from adacur.cli.messages import note, notes, print_table, rows_table, say
 from adacur.data import describe, fetch
 from adacur.scorers import Cached
 
@@ -34,29 +33,18 @@ _DESCRIPTIONS = (
 )
 
 
-def demo(
-    query: Annotated[list[str] | None, Option(help="A question of your own; may be repeated.")] = None,
-    budget: Annotated[int, Option(help="Scorer calls per question and method.", min=_K)] = 50,
-    k: opt.K = 5,
-) -> None:
+def demo(budget: Annotated[int, Option(help="Scorer calls per question and method.", min=_K)] = 50) -> None:
     """Search 10,033 articles with a real cross-encoder, and count what is found.
 
     25 questions, whose exact best ten articles are known, are searched by re-ranking and by adacur at the same calls.
 
-    Then three descriptions are matched with the articles. With --query, your questions are answered instead, by both.
+    Then three descriptions are matched with the articles.
 
-    Example: adacur demo --query 'who painted the Mona Lisa?' --budget 50
+    Example: adacur demo --budget 50
     """
-    index = _open()
+    index = open_index()
     # The scorer's own order, since the exact answer is in that order; what both methods score is computed once.
     index = index.with_scorer(Cached)
-    for question in query or ():
-        for method in (_OURS, _RERANK):
-            hits = index.search(question, k, budget=budget, method=_METHODS[method], fuse=0)
-            print_table(hits_table(hits, title=f"{question} · {method}, from {hits.trace.settings['first']}"))
-            say(f"{method}  {seconds_line(hits)}\n")
-    if query:
-        return
     questions = json.loads(files("adacur.data").joinpath("demo_questions.json").read_text(encoding="utf-8"))
     say(
         f"\n{len(questions)} questions, and for each the exact best {_K} of {len(index):,} articles under "
@@ -74,7 +62,7 @@ def demo(
         "`adacur try my-folder` answers it for your data."
     )
     _show_match(index)
-    say("\nNext: `adacur try my-folder`, or a question of your own: `adacur demo --query '…'`.")
+    say("\nNext: `adacur try my-folder`, or a question of your own: `adacur search wikivital 'your question'`.")
 
 
 def _show_live(race: Race, index: AnchorIndex) -> None:
@@ -107,7 +95,8 @@ def _show_match(index: AnchorIndex) -> None:
     say(f"\nThe bill: {pairs.bill}; scoring every pair would take {len(_DESCRIPTIONS) * len(index):,} calls.")
 
 
-def _open() -> AnchorIndex:
+def open_index() -> AnchorIndex:
+    """The articles with their anchor scores, and the models; fetched where they are missing."""
     import adacur
     from adacur.store import DriftWarning
 
