@@ -17,7 +17,7 @@ from adacur.model.features import rows_at
 from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
 from adacur.replay.held_out import HeldOut, check_anchors, check_exact
-from adacur.replay.known import KnownScores
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.measures import recall_above
 from adacur.replay.searches import method_of
 from adacur.results import Hits
@@ -27,7 +27,7 @@ from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.seeds import stream_key, uniform
 from adacur.store import AnchorTable, locked
-from adacur.store.compressed import drop_features, store_features
+from adacur.store.compressed_features import drop_features, store_features
 from adacur.store.writing import full_disk_reported
 
 _FEWEST_ANCHORS = 20
