@@ -122,8 +122,8 @@ def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
     if (path / "modules.json").is_file() or ((path / "config.json").is_file() and has_weights):
         return _from_checkpoint(path, path, options)
     if path.exists() or _PATH.match(text):
-        fault = "holds no model" if path.is_dir() else "is not a model" if path.is_file() else "does not exist"
-        raise UnknownName(f"{text!r} {fault}. {_WHAT_TO_GIVE}")
+        fault = f"{'holds no' if path.is_dir() else 'is not a'} model. {_WHAT_TO_GIVE}"
+        raise UnknownName(f"{text!r} {fault if path.exists() else 'does not exist. Check the path of the model.'}")
     if _FUNCTION.fullmatch(text):
         value = imported(text)
         if isinstance(value, Scorer | str | Path):
