@@ -21,7 +21,7 @@ from adacur.replay import top_k_recall, tune
 from adacur.replay.chosen_settings import best_stage, choose_settings, replays
 from adacur.replay.held_out import HeldOut
 from adacur.replay.searches import Searches, Way, method_of
-from adacur.replay.storing import store_tuning
+from adacur.replay.storing import store
 from adacur.replay.tuning_verdict import verdict
 from adacur.scorers import MatrixScorer
 from adacur.search.index_stages import learned_slopes
@@ -404,7 +404,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_worl
 
 def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+    store(index, tuned(5, 20))
     file = index.snapshot.home / "tuned.json"
     data = json.loads(file.read_text())
     file.write_text(json.dumps(data | {"anchors_digest": "0" * 32}))
@@ -433,7 +433,7 @@ def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(
     make_world, tmp_path: Path, damage, words
 ) -> None:
     index = stored(make_world, tmp_path / "index")
-    store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+    store(index, tuned(5, 20))
     file = index.snapshot.home / "tuned.json"
     text = file.read_text()
     file.write_text(damage(text))
@@ -464,14 +464,14 @@ def test_who_tunes_while_another_writes_waits_for_it(make_world, tmp_path: Path)
     with ThreadPoolExecutor(1) as other:
         held = other.submit(hold)
         written.wait()
-        store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+        store(index, tuned(5, 20))
         held.result()
     assert [one.k for one in index.tunings] == [5]
 
 
 def test_a_file_of_another_format_is_refused(make_world, tmp_path: Path) -> None:
     index = stored(make_world, tmp_path / "index")
-    store_tuning(index.snapshot.home, tuned(5, 20), anchor_queries=index.anchor_queries)
+    store(index, tuned(5, 20))
     file = index.snapshot.home / "tuned.json"
     file.write_text(file.read_text().replace('"format": 3', '"format": 2'))
     with pytest.raises(OtherFormat, match=r"tuned\.json"):
