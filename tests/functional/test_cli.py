@@ -196,7 +196,7 @@ def test_there_are_few_commands_and_few_options() -> None:
 
 
 def test_the_help_fits_one_screen(tmp_path: Path) -> None:
-    assert len(here("--help", cwd=tmp_path, width=80).out.splitlines()) <= 40
+    assert len(here("--help", cwd=tmp_path, width=80).out.splitlines()) <= 24
 
 
 def test_the_script_and_the_module_are_the_same_program(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ _FEW_ANCHORS, _SHORT_ITEM, _SOME_ITEMS = 100, 64, 500
 
 def build(
     items: opt.ItemsPath,
-    index: Annotated[str | None, Argument(help="The folder to write; an interrupted build continues.")] = None,
+    index: Annotated[
+        str | None, Argument(metavar="INDEX", help="The folder to write; an interrupted build continues.")
+    ] = None,
     anchors: Annotated[Path | None, Option(help="A file of anchor queries; default: pseudo-queries.")] = None,
     n_anchors: Annotated[
         int | None,

@@ -15,8 +15,12 @@ from adacur.matching import match as match_tables
 
 
 def match(
-    left: Annotated[str, Argument(help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")],
-    right: Annotated[str, Argument(help="The right table, or an index folder; the left one again for duplicates.")],
+    left: Annotated[
+        str, Argument(metavar="LEFT", help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")
+    ],
+    right: Annotated[
+        str, Argument(metavar="RIGHT", help="The right table, or an index folder; the left one again for duplicates.")
+    ],
     output: Annotated[Path | None, Option("-o", "--output", help="The pairs, as CSV; NAME.partial until then.")] = None,
     above: Annotated[float, Option(help="The least score of a pair.")] = ...,  # type: ignore[assignment]
     recall: Annotated[float, Option(help="The share of these pairs to find, as far as can be told.")] = 0.9,
