@@ -16,7 +16,8 @@ from adacur.model import Features, GaussianModel, Storage
 from adacur.model.features import rows_at
 from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
-from adacur.replay.held_out import HeldOut, KnownScores, check_anchors, check_exact
+from adacur.replay.held_out import HeldOut, check_anchors, check_exact
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.means import mean_of
 from adacur.replay.searches import Searches, Way
 from adacur.results import Hits
@@ -26,7 +27,7 @@ from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.seeds import stream_key, uniform
 from adacur.store import AnchorTable, locked
-from adacur.store.compressed import drop_features, store_features
+from adacur.store.compressed_features import drop_features, store_features
 from adacur.store.writing import full_disk_reported
 
 _FEWEST_ANCHORS = 20

@@ -20,7 +20,8 @@ from adacur.model import GaussianModel
 from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import AnchorScores, Approximation, Approximator, Ranking, Scorer
 from adacur.records import Query, as_queries
-from adacur.replay.held_out import KnownScores, check_anchors, check_exact
+from adacur.replay.held_out import check_anchors, check_exact
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.measures import Qrels, exact_scores, judged_quality, recall_above
 from adacur.results import Hits
 from adacur.search import AnchorIndex

@@ -18,7 +18,7 @@ from adacur.first_stages import placed
 from adacur.first_stages.encoders import EncoderCard
 from adacur.first_stages.saved import StoredIds
 from adacur.replay import compression, decompress
-from adacur.store import IndexFolder, compressed
+from adacur.store import IndexFolder, compressed_features
 from adacur.store.items import StoredItems
 from tests.conftest import World, make_world
 
@@ -241,7 +241,7 @@ def test_among_a_sample_a_first_stage_is_searched_deeper() -> None:
 def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
     if not hasattr(os, "posix_fallocate"):
         pytest.skip("this system cannot set space aside")
-    rows = compressed._on_disk(tmp_path)("part0", (1000, 1000), "int8")
+    rows = compressed_features._on_disk(tmp_path)("part0", (1000, 1000), "int8")
     assert (tmp_path / "part0.npy").stat().st_blocks * 512 >= rows.nbytes
 
 

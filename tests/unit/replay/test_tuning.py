@@ -14,7 +14,7 @@ import pytest
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, Gaussian, Item, Query
-from adacur.errors import DamagedIndex, InputError
+from adacur.errors import DamagedIndex, InputError, OtherFormat
 from adacur.first_stages import Matrix
 from adacur.model import GaussianModel, PseudoInverse
 from adacur.replay import top_k_recall, tune
