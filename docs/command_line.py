@@ -63,7 +63,7 @@ def table(rows: list[str], heading: str) -> list[str]:
 
 
 def section(name: str, command: Any, *, left_out: set[str]) -> list[str]:
-    explained, _, example = (command.help or "").partition("Example:")
+    explained, _, example = (command.help or "").replace("\b", "").partition("Example:")
     paragraphs = [plain(part) for part in re.split(r"\n\n+", explained.strip())]
     return [
         *(f"## adacur {name}", ""),

@@ -34,7 +34,7 @@ _DESCRIPTIONS = (
 
 
 def demo(budget: Annotated[int, Option(help="Scorer calls per question and method.", min=_K)] = 50) -> None:
-    """Search 10,033 articles with a real cross-encoder, and count what is found.
+    """Search 10,033 articles with a real cross-encoder.
 
     25 questions, whose exact best ten articles are known, are searched by re-ranking and by adacur at the same calls.
 

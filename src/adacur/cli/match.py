@@ -9,14 +9,18 @@ import typer
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import note, notes, print_json, say
+from adacur.cli.messages import notes, show
 from adacur.matching import MatchEstimate
 from adacur.matching import match as match_tables
 
 
 def match(
-    left: Annotated[str, Argument(help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")],
-    right: Annotated[str, Argument(help="The right table, or an index folder; the left one again for duplicates.")],
+    left: Annotated[
+        str, Argument(metavar="LEFT", help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")
+    ],
+    right: Annotated[
+        str, Argument(metavar="RIGHT", help="The right table, or an index folder; the left one again for duplicates.")
+    ],
     output: Annotated[Path | None, Option("-o", "--output", help="The pairs, as CSV; NAME.partial until then.")] = None,
     above: Annotated[float, Option(help="The least score of a pair.")] = ...,  # type: ignore[assignment]
     recall: Annotated[float, Option(help="The share of these pairs to find, as far as can be told.")] = 0.9,
@@ -38,8 +42,7 @@ def match(
         Path | None, Option(help="The file that keeps every paid score; default: the output's name and .scores.")
     ] = None,
     learning: Annotated[bool, Option(help="Let earlier rows inform later ones.")] = True,
-    audit: Annotated[int, Option(min=0, help="Search N random rows to --audit-depth besides: a certificate.")] = 0,
-    audit_depth: Annotated[int, Option(min=1, help="How deep.")] = 100,
+    audit: Annotated[int, Option(min=0, help="Re-rank N random rows to --calls-per-row: a certificate.")] = 0,
     seed: opt.Seed = 0,
     force: Annotated[bool, Option("--force", help="Replace an output that exists.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Print calls, tokens, money and time; score nothing.")] = False,
@@ -79,26 +82,14 @@ def match(
             right_id=right_id,
             learning=learning,
             audit=audit,
-            audit_depth=audit_depth,
             seed=seed,
             dry_run=dry_run,
             progress=lambda bill: status.update(str(bill)),
             **options,
         )
     if isinstance(done, MatchEstimate):
-        print_json(done) if as_json else say(done.summary())
+        show(done, done.summary(), as_json=as_json)
         return
-    if as_json:
-        print_json(
-            {
-                "bill": done.bill,
-                "certificate": done.certificate,
-                "unmatched": done.unmatched,
-                "to_look_at": done.to_look_at,
-                "failed": done.failed,
-                "without_text": done.without_text,
-            }
-        )
-        return
-    say(f"{output}: {len(done):,} pairs.")
-    note(done.summary())
+    told = ("bill", "certificate", "unmatched", "to_look_at", "failed", "without_text")
+    result = {name: getattr(done, name) for name in told}
+    show(result, f"{output}: {len(done):,} pairs.", hints=[done.summary()], as_json=as_json)
