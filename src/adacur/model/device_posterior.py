@@ -41,6 +41,7 @@ from adacur.model.posterior import (
     tell,
 )
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
+from adacur.model.scale import QueryScales
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class DevicePosterior:
         self._features, self._prior = features, functools.cache(prior)
         self._batch: _Batch | None = None
         self._rows = range(n_queries)
+        self._scales = QueryScales(None if features.learns_level else features.scale, n_queries)
         self._told: tuple[Sequence[IntArray], Sequence[FloatArray]] | None = None
         self._request = Request(0, ())
         self._best: list[TopN] | None = None
@@ -91,7 +93,8 @@ class DevicePosterior:
         if self._told is not None:
             with _failing(self._features):
                 _batch_of([self])
-        self._told, self._best = (positions, scores), None
+        rarities = [self._scales.rarity(at, exact) if len(exact) else exact for at, exact in enumerate(scores)]
+        self._told, self._best = (positions, rarities), None
 
     def want(self, request: Request) -> None:
         """Note what the next `best` will be asked for."""
@@ -111,16 +114,16 @@ class DevicePosterior:
         with _failing(self._features):
             return _batch_of([self]).predict()
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
-        """Predictions as scores of the scorer."""
-        return self._features.scale.score(predicted)
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
+        """Predictions for one query as scores of the scorer."""
+        return self._scales.of(query).score(predicted)
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
         with _failing(self._features):
             batch = _batch_of([self]) if self._batch is None or self._told is not None else self._batch
             deviation = float(batch.deviations[self._rows[query]])
-        return chance_above(self._features.scale, deviation, predicted, best, ranks)
+        return chance_above(self._scales.of(query), deviation, predicted, best, ranks)
 
     def _point(self) -> Hashable:
         """A key that searches which can be computed together have in common."""
@@ -167,7 +170,7 @@ def _batch_of(group: Sequence[DevicePosterior]) -> _Batch:
         nothing: Any = [np.empty(0, dtype=np.intp)]
         told = [search._told or (nothing * len(search._rows), nothing * len(search._rows)) for search in group]
         # A new one: if the device fails halfway, each search is where it was, and can be tried alone.
-        batch = batch.told([one for where, _ in told for one in where], [one for _, scores in told for one in scores])
+        batch = batch.told([one for where, _ in told for one in where], [one for _, own in told for one in own])
     begin = 0
     for search in group:
         search._batch, search._rows, search._told = batch, range(begin, begin + len(search._rows)), None
@@ -210,9 +213,8 @@ class _Batch:
     def n_queries(self) -> int:
         return len(self.here) if self.state is None else len(self.state.at)
 
-    def told(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> _Batch:
-        """The batch with these exact scores too, per query."""
-        rarities = [self.features.scale.rarity(exact) for exact in scores]
+    def told(self, positions: Sequence[IntArray], rarities: Sequence[FloatArray]) -> _Batch:
+        """The batch with these rarities of exact scores too, per query."""
         if self.state is None:
             given = zip(self.here, positions, rarities, strict=True)
             here = [

@@ -11,7 +11,7 @@ import numpy as np
 from adacur.arrays import BoolArray, IntArray, KeyArray
 from adacur.errors import BudgetError
 from adacur.first_stages import Placed
-from adacur.model.rank_slopes import RANKS_THAT_COUNT
+from adacur.model.rank_slopes import ITEMS_OF_A_TERM, RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Ranking
 from adacur.records import Query
 from adacur.search.asktell import NONE, QueryBatch
@@ -95,7 +95,10 @@ class OpenMemory:
         """Ask the first stage, and begin a search of each query."""
         plan, place = self._plan, self._place
         found, answers, lists = self._found(queries)
-        approximation = None if plan.model is None else plan.model.begin(queries, lists)
+        terms: Sequence[Sequence[Ranking]] = ()
+        if plan.uses_ranks and isinstance(plan.first, Placed) and plan.purse.calls >= SCORES_FOR_TERMS:
+            terms = plan.first.terms(queries, ITEMS_OF_A_TERM)
+        approximation = None if plan.model is None else plan.model.begin(queries, lists, terms)
         needs_scores = plan.listed or not plan.purse.calls
         listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
         if place.pool is None and chooses_on_device(plan, approximation):

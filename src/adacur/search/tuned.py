@@ -19,10 +19,6 @@ _TYPE = "adacur_tuned"
 _FORMAT = 3
 # The methods that use what judgements choose: budget, fuse and pool.
 JUDGED_METHODS = ("gaussian", "rerank")
-# The first stage's weight without anchor queries, and the number of these that halves it: they tell what ranks are
-# worth.
-_FIRST_WEIGHT = 3.0
-_ANCHORS_THAT_TELL = 2
 # A tuning serves searches whose k and budget are within this factor of its own.
 REACH = 2
 
@@ -37,7 +33,7 @@ class GaussianSettings:
 
     `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
     queries). `first_batch` is the first round's share of the budget (None: as much as any other), and `first_weight`
-    the first stage's weight beside the predictions (None: it falls with the number of anchor queries).
+    the first stage's weight beside the predictions (None: 0).
     """
 
     rounds: int = 5
@@ -54,10 +50,8 @@ def default_settings(k: int) -> GaussianSettings:
 
 
 def first_weight_of(settings: GaussianSettings, n_anchors: int) -> float:
-    """The first stage's weight, which fades by default as anchor queries tell what its ranks are worth."""
-    if settings.first_weight is not None:
-        return settings.first_weight
-    return _FIRST_WEIGHT / (1 + n_anchors / _ANCHORS_THAT_TELL)
+    """The first stage's weight beside the predictions, which know its ranks: none unless it is set."""
+    return settings.first_weight or 0.0
 
 
 @dataclass(frozen=True, slots=True)
