@@ -101,7 +101,7 @@ def compress(
         def recalls(model: GaussianModel) -> FloatArray:
             searched = AnchorIndex(rest, scorer=KnownScores.of(table))
             slopes = None if first is None else learned_slopes(model, rest, first)
-            method = method_of(default_settings(k), model, n_anchors=len(rest.anchor_queries), slopes=slopes, seed=seed)
+            method = method_of(default_settings(k), model, slopes=slopes, seed=seed)
             hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first, fuse=0)
             return recall_above(hits, held_out.least(k), k=min(k, len(items)))
 

@@ -32,13 +32,11 @@ class InMemory:
 
     - `pool`: only the first stage's best N may be scored;
     - `filter`: only items that pass it;
-    - `first_weight`: how much the first stage raises predictions;
     - `keys`: the items' random keys, where they are stored and need not be made from the ids.
     """
 
     pool: int | None = None
     filter: Filter | None = None
-    first_weight: float = 0.0
     keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
@@ -54,7 +52,6 @@ class InMemory:
         return {
             "pool": self.pool,
             "filtered": self.filter is not None,
-            "first_weight": self.first_weight,
             "engine": None,
         }
 
@@ -69,8 +66,8 @@ def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list
     """The candidates of several queries, given what the first stage found; only the `allowed` may be scored."""
     place = plan.candidates
     assert isinstance(place, InMemory)
-    keys, weight = place.keys_of(plan), place.first_weight
-    return [CandidatesInMemory(allowed.copy(), keys, some, weight) for some in found]
+    keys = place.keys_of(plan)
+    return [CandidatesInMemory(allowed.copy(), keys, some) for some in found]
 
 
 class OpenMemory:
@@ -111,7 +108,6 @@ class OpenMemory:
                 allowed=self._allowed,
                 n_allowed=self._n_allowed,
                 keys=place.keys_of(plan),
-                first_weight=place.first_weight,
                 approximation=approximation,
             )
         candidates = in_memory(plan, found, self._allowed)
@@ -134,8 +130,6 @@ class OpenMemory:
             return [NONE for _ in queries], [], []
         calls = plan.purse.calls
         n = self._place.pool or (plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed))
-        if self._place.first_weight:
-            n = max(n, min(RANKS_THAT_COUNT, self._n_allowed))
         n = max(n, min(plan.listed, self._n_allowed))
         # Ranks are among all items, filtered or not.
         depth = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n

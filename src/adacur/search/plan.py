@@ -63,8 +63,7 @@ class Model:
 class Place(Protocol):
     """Where the items are that may be scored: in memory, or where an extra keeps them. A frozen dataclass.
 
-    Methods set its `first_weight` (how much the first stage raises predictions) and `keys` (the items' random keys,
-    where they are stored).
+    Methods set its `keys` (the items' random keys, where they are stored).
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -32,8 +32,7 @@ class GaussianSettings:
     """How `method="gaussian"` predicts and spends.
 
     `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
-    queries). `first_batch` is the first round's share of the budget (None: as much as any other), and `first_weight`
-    the first stage's weight beside the predictions (None: 0).
+    queries). `first_batch` is the first round's share of the budget (None: as much as any other).
     """
 
     rounds: int = 5
@@ -41,17 +40,11 @@ class GaussianSettings:
     embedding_weight: float | None = None
     locality: float | None = None
     first_batch: float | None = None
-    first_weight: float | None = None
 
 
 def default_settings(k: int) -> GaussianSettings:
     """Settings for this k that do well on every collection tried."""
     return GaussianSettings(first_batch=0.3) if k <= 30 else GaussianSettings()
-
-
-def first_weight_of(settings: GaussianSettings, n_anchors: int) -> float:
-    """The first stage's weight beside the predictions, which know its ranks: none unless it is set."""
-    return settings.first_weight or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,7 @@ def made(n_anchors: int = N_ANCHORS, **options) -> AnchorIndex:
 
 
 def recall(index: AnchorIndex, first: FirstStage, slopes: RankSlopes | None) -> float:
-    method = method_of(
-        GaussianSettings(first_weight=0.0), index.snapshot.gaussian_model(), n_anchors=N_ANCHORS, slopes=slopes
-    )
+    method = method_of(GaussianSettings(), index.snapshot.gaussian_model(), slopes=slopes)
     return float(
         top_k_recall(index.search(TEST, 10, budget=50, method=method, first=first), SCORES[N_ANCHORS:], k=10).mean()
     )
