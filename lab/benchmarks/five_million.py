@@ -37,7 +37,7 @@ from adacur.protocols import FirstStage, Ranking, ScorerCard
 from adacur.records import Item, Query
 from adacur.replay import compress
 from adacur.store.blocks import ScoreBlocks
-from adacur.store.compressed import read_features
+from adacur.store.compressed_features import read_features
 from adacur.store.database import connect, load, seal
 from adacur.store.manifest import Manifest, write_manifest
 

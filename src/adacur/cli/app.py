@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -19,12 +20,11 @@ from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import find, search
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
-from adacur.names import COMMANDS, TRAIN_COMMANDS, named
+from adacur.names import COMMANDS, named
 
 # All in all at most sixteen, and `adacur --help` fits a screen: the first sentence of each is short.
 _COMMANDS = (search, find, match, try_, build, tune, evaluate, inspect, *map(named, COMMANDS), demo)
 _INDEX = (add, remove, compact, compress)
-_TRAIN = tuple(map(named, TRAIN_COMMANDS))
 
 
 class Interrupted(Exception):
@@ -46,10 +46,12 @@ class _Commands(TyperGroup):
 
 
 def _group(commands: Iterable[Callable[..., None]], **options: Any) -> typer.Typer:
-    options |= {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+    options |= {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
     group = typer.Typer(add_completion=False, **options)
     for command in commands:
-        group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
+        # Lines of an example are not joined and broken anew.
+        text = cleandoc(command.__doc__ or "").replace("\n\nExample:", "\n\n\b\nExample:")
+        group.command(command.__name__.rstrip("_").replace("_", "-"), help=text)(command)
     return group
 
 
@@ -61,10 +63,6 @@ app = _group(
     epilog="Add --debug to any command to see the traceback of an error.",
 )
 app.add_typer(_group(_INDEX, help="Change an index."), name="index")
-app.add_typer(
-    _group(_TRAIN, help="Train models on your collection."),
-    name="train",
-)
 
 
 def _version(shown: bool) -> None:

@@ -17,9 +17,9 @@ from adacur.model.features import rows_at
 from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
 from adacur.replay.held_out import HeldOut, check_anchors, check_exact
-from adacur.replay.known import KnownScores
-from adacur.replay.measures import recall_above
-from adacur.replay.searches import method_of
+from adacur.replay.known_scores import KnownScores
+from adacur.replay.means import mean_of
+from adacur.replay.searches import Searches, Way
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.editing import writable_home
@@ -27,7 +27,7 @@ from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.seeds import stream_key, uniform
 from adacur.store import AnchorTable, locked
-from adacur.store.compressed import drop_features, store_features
+from adacur.store.compressed_features import drop_features, store_features
 from adacur.store.writing import full_disk_reported
 
 _FEWEST_ANCHORS = 20
@@ -97,21 +97,28 @@ def compress(
         rest, first = held_out.rest(), index.snapshot.stage(None)
         if first is not None and len(sample) < len(index):
             first = placed(_Among(first, sample, table.items.ids), table.items)
+        name = None if first is None else first.name
 
         def recalls(model: GaussianModel) -> FloatArray:
-            searched = AnchorIndex(rest, scorer=KnownScores.of(table))
-            slopes = None if first is None else learned_slopes(model, rest, first)
-            method = method_of(default_settings(k), model, slopes=slopes, seed=seed)
-            hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first, fuse=0)
-            return recall_above(hits, held_out.least(k), k=min(k, len(items)))
+            searches = Searches(
+                rest,
+                held_out.queries,
+                k=k,
+                stages={name: first},
+                scorer=KnownScores.of(table),
+                model=model,
+                slopes=lambda stage: learned_slopes(model, rest, stage),
+                least=held_out.least,
+                seed=seed,
+            )
+            return searches.recalls(Way(default_settings(k), name, min(budget, len(items))))
 
         embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
         whole = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
         before = recalls(whole)
         features = whole.compressed(rest, rank=rank, storage=storage)
         after = recalls(GaussianModel(embed_queries=embed_queries, features=features))
-        lost = before - after
-        margin = float(1.96 * lost.std(ddof=1) / len(lost) ** 0.5)
+        lost = mean_of(before - after)
 
         def report(made: Features) -> dict[str, Any]:
             # Scores, as much again for the residuals, vectors in float32, and means.
@@ -124,12 +131,12 @@ def compress(
                 "bytes_after": made.nbytes,
                 "k": k,
                 "budget": budget,
-                "queries": len(lost),
+                "queries": lost.n,
                 "recall_before": float(before.mean()),
                 "recall_after": float(after.mean()),
-                "lost": float(lost.mean()),
-                "low": float(lost.mean()) - margin,
-                "high": float(lost.mean()) + margin,
+                "lost": lost.value,
+                "low": lost.low,
+                "high": lost.high,
                 "items": len(sample),
             }
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.replay.means import cross_fit
+from adacur.replay.means import chances, cross_fit, likeliest_weights
 from adacur.results import Hits, Round
-from adacur.search.effort import EffortPoint, EffortRule, entered, signs
+from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
 
 # The losses at which searches may stop: what a search stops at is chosen among these.
 _LOSSES = np.geomspace(0.3, 0.0005, 40)
@@ -20,11 +20,11 @@ _RIDGE = 1e-3
 class Course(NamedTuple):
     """A replayed search that spent its whole budget: after each round, what could be known and what it had found.
 
-    `signs` are those of `search.effort.signs`, `calls` and `recalls` are after the round. Rounds before k items were
-    scored are left out: no search ends there.
+    `features` are those of `search.effort.stop_features`, `calls` and `recalls` are after the round. Rounds before k
+    items were scored are left out: no search ends there.
     """
 
-    signs: FloatArray
+    features: FloatArray
     calls: FloatArray
     recalls: FloatArray
 
@@ -41,9 +41,9 @@ def _course(rounds: Sequence[Round], *, k: int, budget: int, threshold: float) -
     exact = [round_.exact for round_ in rounds]
     calls = np.cumsum([len(scores) for scores in exact])
     found = np.cumsum([np.count_nonzero(scores >= threshold) for scores in exact])
-    news = entered(exact, k=k)
+    news = new_in_top_k(exact, k=k)
     told = [
-        signs([round_.expected_recall or 0.0], news[: at + 1], k=k, spent=calls[at] / budget)
+        stop_features([round_.expected_recall or 0.0], news[: at + 1], k=k, spent=calls[at] / budget)
         for at, round_ in enumerate(rounds)
     ]
     late = np.flatnonzero(calls >= min(k, calls[-1]))
@@ -58,7 +58,7 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
     if not all(any(len(course.calls) > 1 for course in courses[half::2]) for half in (0, 1)):
         return None
     weights = cross_fit(len(courses), lambda half: _fitted([courses[at] for at in np.flatnonzero(half).tolist()]))
-    losses = [_losses(course, own) for course, own in zip(courses, weights, strict=True)]
+    losses = [chances(course.features, own) for course, own in zip(courses, weights, strict=True)]
     curve = []
     for most in _LOSSES:
         ends = [_end(expected, most) for expected in losses]
@@ -70,10 +70,6 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
     return EffortRule(tuple(_fitted(courses).tolist()), _rising(curve), float(whole.mean()))
 
 
-def _losses(course: Course, weights: FloatArray) -> FloatArray:
-    return np.asarray(1 / (1 + np.exp(-np.clip(course.signs @ weights, -500, 500))))
-
-
 def _end(expected: FloatArray, most: float) -> int:
     """The round after which a search stops; the last if it never does."""
     enough = np.flatnonzero(expected[:-1] <= most)
@@ -82,15 +78,10 @@ def _end(expected: FloatArray, most: float) -> int:
 
 def _fitted(courses: Sequence[Course]) -> FloatArray:
     """Weights of the loss, by logistic regression: the recall that ending after a round would have lost."""
-    told = np.concatenate([course.signs[:-1] for course in courses])
+    told = np.concatenate([course.features[:-1] for course in courses])
     lost = np.concatenate([course.recalls[-1] - course.recalls[:-1] for course in courses])
     scale = np.maximum(np.abs(told).max(axis=0), 1e-9)
-    told, weights = told / scale, np.zeros(len(scale))
-    for _ in range(50):
-        chances = 1 / (1 + np.exp(-told @ weights))
-        slope = told.T @ (lost - chances) - _RIDGE * len(told) * weights
-        curve = (told * (chances * (1 - chances))[:, None]).T @ told + _RIDGE * (len(told) + 1) * np.eye(len(scale))
-        weights = weights + np.clip(np.linalg.solve(curve, slope), -2, 2)
+    weights = likeliest_weights(told / scale, lost, prior=np.full(len(scale), _RIDGE * len(told)))
     return np.asarray(weights / scale)
 
 

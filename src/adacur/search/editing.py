@@ -19,7 +19,7 @@ from adacur.search.index_stages import update_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.search.tuned import TUNED, read_tunings
 from adacur.store import IndexFolder, On, Origin, Update, check_scorer, prune, updating
-from adacur.store.compressed import is_compressed
+from adacur.store.compressed_features import is_compressed
 from adacur.store.updates import repeatable
 from adacur.store.workers import check_workers
 

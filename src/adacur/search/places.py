@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, IntArray, KeyArray
-from adacur.errors import BudgetError
 from adacur.first_stages import Placed
 from adacur.model.rank_slopes import ITEMS_OF_A_TERM, RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Ranking
@@ -19,6 +18,7 @@ from adacur.search.candidates import CandidatesInMemory
 from adacur.search.device_search import batch_on_device, chooses_on_device
 from adacur.search.filters import Filter, allowed_by
 from adacur.search.finish import Documents, listed_by
+from adacur.search.methods import First
 from adacur.search.plan import Plan
 from adacur.seeds import stream_key
 
@@ -30,18 +30,18 @@ _PREDICTIONS_AT_ONCE = 50_000_000
 class InMemory:
     """The items of an index.
 
-    - `pool`: only the first stage's best N may be scored;
+    - `start`: whether only the first stage's best N may be scored, its pool;
     - `filter`: only items that pass it;
     - `keys`: the items' random keys, where they are stored and need not be made from the ids.
     """
 
-    pool: int | None = None
+    start: First
     filter: Filter | None = None
     keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
         """Ready for searches of this plan."""
-        check_pool(self.pool, k)
+        self.start.check(plan, k)
         return OpenMemory(self, plan, k)
 
     def keys_of(self, plan: Plan) -> KeyArray:
@@ -50,16 +50,10 @@ class InMemory:
 
     def settings(self) -> Mapping[str, Any]:
         return {
-            "pool": self.pool,
+            "pool": self.start.pool,
             "filtered": self.filter is not None,
             "engine": None,
         }
-
-
-def check_pool(pool: int | None, k: int) -> None:
-    """Refuse a pool that cannot hold the hits."""
-    if pool is not None and pool < k:
-        raise BudgetError(f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={pool}.")
 
 
 def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
@@ -98,7 +92,7 @@ class OpenMemory:
         approximation = None if plan.model is None else plan.model.begin(queries, lists, terms)
         needs_scores = plan.listed or not plan.purse.calls
         listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
-        if place.pool is None and chooses_on_device(plan, approximation):
+        if place.start.pool is None and chooses_on_device(plan, approximation):
             return batch_on_device(
                 plan,
                 queries,
@@ -111,9 +105,9 @@ class OpenMemory:
                 approximation=approximation,
             )
         candidates = in_memory(plan, found, self._allowed)
-        if place.pool is not None:
+        if place.start.pool is not None:
             for query, some in zip(queries, candidates, strict=True):
-                some.confine(place.pool, stream=stream_key(plan.seed, "pool", query.id))
+                some.confine(place.start.pool, stream=stream_key(plan.seed, "pool", query.id))
         return QueryBatch(plan, queries, self._k, candidates=candidates, listed=listed, approximation=approximation)
 
     def gave_up(self, error: Exception) -> str | None:
@@ -129,7 +123,9 @@ class OpenMemory:
         if not isinstance(plan.first, Placed):
             return [NONE for _ in queries], [], []
         calls = plan.purse.calls
-        n = self._place.pool or (plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed))
+        n = self._place.start.pool or (
+            plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed)
+        )
         n = max(n, min(plan.listed, self._n_allowed))
         # Ranks are among all items, filtered or not.
         depth = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n

@@ -2,7 +2,7 @@
 
 Where to change what: `build_blocks` makes an index (`source` compares with what a folder holds), `scored_parts` scores
 block by block (`workers` says where, `estimate` what it costs, `progress` reports). On disk: `manifest`, `database` and
-`items` (SQLite), `blocks` (Zarr), `compressed` (features), `writing` (locks, atomic writes). `folder` opens a version,
+`items` (SQLite), `blocks` (Zarr), `compressed_features`, `writing` (locks, atomic writes). `folder` opens a version,
 which `parts` puts together; `versions` keeps it while it is read; `updates` makes a new one.
 """
 

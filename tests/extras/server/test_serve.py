@@ -105,6 +105,21 @@ def test_several_queries_are_answered_in_order_and_as_alone(client):
     assert [one["hits"] for one in together] == [one["hits"] for one in alone]
 
 
+@pytest.mark.parametrize("asked", [{"query": "a ship", "stream": True}, {"queries": ["a ship", "a town", "a river"]}])
+def test_the_searches_of_a_request_are_planned_once(client, monkeypatch, asked):
+    plan, planned = Gaussian.plan, []
+
+    def noting(self, *given: Any, **options: Any) -> Any:
+        planned.append(1)
+        return plan(self, *given, **options)
+
+    monkeypatch.setattr(Gaussian, "plan", noting)
+    answer = client.post("/v1/search", json=asked | {"k": 3, "budget": 20})
+    assert answer.status_code == 200
+    assert "hits" in answer.text
+    assert len(planned) == 1
+
+
 def test_a_stream_tells_every_round_and_ends_with_the_answer(client):
     asked = {"query": "a battle", "k": 5, "budget": 30}
     plain = client.post("/v1/search", json=asked).json()["results"][0]
@@ -494,6 +509,17 @@ def test_rerank_scores_the_documents_it_is_given_exactly(client):
     assert answer["model"] == "texts"
     raw = client.post("/v1/rerank", json={"query": "a ship", "documents": DOCUMENTS, "raw_scores": True}).json()
     assert [one["relevance_score"] for one in raw["results"]] == [logits[at] for at in order]
+
+
+def test_clients_that_know_no_version_re_rank_at_the_root_and_learn_which_models_there_are(client):
+    asked = {"query": "a ship", "documents": DOCUMENTS}
+    named, bare = (client.post(path, json=asked).json() for path in ("/v1/rerank", "/rerank"))
+    assert bare == named
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [one["id"] for one in listed["data"]] == [one["name"] for one in client.get("/v1/indexes").json()["indexes"]]
+    for model in [one["id"] for one in listed["data"]]:
+        assert client.post("/rerank", json={**asked, "model": model}).status_code == 200
 
 
 def test_a_rerank_returns_what_is_asked_for_and_equal_scores_keep_their_order(client):
@@ -1001,6 +1027,7 @@ def test_every_route_is_described(client):
         "/v1/find",
         "/v1/rerank",
         "/v1/indexes",
+        "/v1/models",
         "/v1/indexes/{name}/recall",
         "/healthz",
         "/readyz",
