@@ -22,12 +22,13 @@ from adacur.replay.measures import recall_above
 from adacur.replay.searches import method_of
 from adacur.results import Hits
 from adacur.search import AnchorIndex
+from adacur.search.at_rest import slopes_of_stages, store_at_rest
 from adacur.search.editing import writable_home
 from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.seeds import stream_key, uniform
-from adacur.store import AnchorTable, locked
-from adacur.store.compressed import drop_features, store_features
+from adacur.store import AnchorTable, IndexFolder, locked
+from adacur.store.model_file import drop_model, is_compressed, store_model
 from adacur.store.writing import full_disk_reported
 
 _FEWEST_ANCHORS = 20
@@ -134,21 +135,34 @@ def compress(
             }
 
         model = GaussianModel(embeddings=vectors, embed_queries=embed_queries)
-        compression = store_features(
-            home,
+        reports: list[dict[str, Any]] = []
+
+        def reported(made: Features) -> dict[str, Any]:
+            reports.append(report(made))
+            return reports[0]
+
+        assert isinstance(anchors, IndexFolder)
+        store_model(
+            anchors,
             lambda allocate: model.compressed(anchors, rank=rank, storage=storage, allocate=allocate),
-            keys=anchors.items.keys,
-            report=report,
+            slopes=lambda made: slopes_of_stages(index.snapshot, made),
+            report=reported,
         )
     index.snapshot.reread()
-    return Compression(**compression)
+    return Compression(**reports[0])
 
 
 def decompress(index: AnchorIndex) -> bool:
-    """Remove what `compress` stored; False where there was nothing."""
-    dropped = drop_features(writable_home(index))
+    """Put the whole model in the place of what `compress` stored; False where there was nothing."""
+    home = writable_home(index)
+    with locked(home), full_disk_reported(home, lambda: "the index can be searched", what="command"):
+        if not is_compressed(home):
+            return False
+        drop_model(home)
+        index.snapshot.reread()
+        store_at_rest(index.snapshot)
     index.snapshot.reread()
-    return dropped
+    return True
 
 
 def _sample(keys: KeyArray, *, n_anchors: int, seed: int) -> IntArray:

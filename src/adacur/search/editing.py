@@ -15,11 +15,12 @@ from adacur.data import ItemFile, Passages
 from adacur.errors import AdacurError, IndexLocked, InputError
 from adacur.protocols import FirstStage, Items, Scorer
 from adacur.records import Item, Query, as_queries, check_item
+from adacur.search.at_rest import store_at_rest
 from adacur.search.index_stages import update_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.search.tuned import TUNED, read_tunings
 from adacur.store import IndexFolder, On, Origin, Update, check_scorer, prune, updating
-from adacur.store.compressed import is_compressed
+from adacur.store.model_file import is_compressed
 from adacur.store.updates import repeatable
 from adacur.store.workers import check_workers
 
@@ -33,9 +34,8 @@ _log = logging.getLogger("adacur.change")
 class Change:
     """The result of an edit: the new `version`, its items and anchor queries, and the scorer `calls` for new scores.
 
-    Further calls went into `recognising` the scorer and `timing` it to choose the size of a block. `lost` names what
-    the old version had and must be made again: "compressed features", "tunings"; the latter were for the pairs of k
-    and budget in `tuned_for`.
+    Further calls went into `recognising` the scorer. `lost` names what the old version had and must be made again:
+    "compressed features", "tunings"; the latter were for the pairs of k and budget in `tuned_for`.
     """
 
     version: int
@@ -43,7 +43,6 @@ class Change:
     anchors: int
     calls: int
     recognising: int = 0
-    timing: int = 0
     lost: tuple[str, ...] = ()
     tuned_for: tuple[tuple[int, int], ...] = ()
 
@@ -193,7 +192,9 @@ class Edit:
             stages = _stages(self._index, old)
             return update_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
 
-        folder = update.switch(write)
+        reopen = self._index.reopen
+        assert reopen is not None
+        folder = update.switch(write, completes=lambda new: store_at_rest(Snapshot(new, first=reopen.first(new))))
         lost = {
             "compressed features": is_compressed(old.home) and not is_compressed(folder.home),
             "tunings": (old.home / TUNED).exists() and not (folder.home / TUNED).exists(),
@@ -204,7 +205,6 @@ class Edit:
             len(folder.anchor_queries),
             calls=update.calls,
             recognising=update.recognising,
-            timing=update.timing,
             lost=tuple(what for what, is_lost in lost.items() if is_lost),
             tuned_for=_tuned_for(old) if lost["tunings"] else (),
         )

@@ -196,9 +196,7 @@ def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -
         )
         return assumed
     features = model.features_of(anchors)
-    # Keys stored with the features save reading all ids.
-    keys = anchors.items.keys if model.keys is None else model.keys
-    return RankSlopes.fitted(features, columns, lists, keys=keys, ridge=model.query_noise)
+    return RankSlopes.fitted(features, columns, lists, keys=anchors.items.keys, ridge=model.query_noise)
 
 
 class _ItemsAt:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SCORES = "scores.zarr"
 _BLOCK_BYTES = 32 * 2**20
 MOST_BLOCK_ITEMS = 8192
+_BLOCKS, _FEWEST_BLOCK_ITEMS = 512, 16
 # What zarr and its codecs raise on bytes that are not a chunk, or on metadata that is not an array's.
 _UNREADABLE = (ValueError, TypeError, LookupError, OSError, RuntimeError, ArithmeticError, AttributeError, MemoryError)
 _REMEDY = "Restore it from a copy, and keep the folder: the blocks beside it are as they were."
@@ -146,6 +147,11 @@ class ScoreBlocks:
 def largest_block(n_anchors: int, dtype: Any) -> int:
     """The most items of a block, which must fit in memory many times over."""
     return max(1, min(MOST_BLOCK_ITEMS, _BLOCK_BYTES // (max(1, n_anchors) * int(np.dtype(dtype).itemsize))))
+
+
+def usual_block(n_items: int, n_anchors: int, dtype: Any) -> int:
+    """The items of a block where none is asked for: what a kill loses is one in 512 of the work, or a few items."""
+    return min(max(_FEWEST_BLOCK_ITEMS, -(-n_items // _BLOCKS)), largest_block(n_anchors, dtype), n_items)
 
 
 def check_dtype(dtype: str) -> None:

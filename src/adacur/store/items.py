@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import IntArray, KeyArray
-from adacur.errors import UnknownName
+from adacur.data.stored import read_array
+from adacur.errors import DamagedIndex, UnknownName
 from adacur.protocols import Items
 from adacur.records import Item
-from adacur.seeds import item_keys
-from adacur.store.database import connect, damaged, metadata_of, reading
+from adacur.store.database import KEYS, connect, damaged, metadata_of, reading
 
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
@@ -40,22 +40,25 @@ class StoredItems(Items):
     @cached_property
     def ids(self) -> Sequence[str]:
         """The ids by position, read once."""
+        ids: list[str] = []
         with self._connected() as connection:
-            return tuple(self._every_id(connection))
+            for position, id_ in connection.execute("SELECT position, id FROM items ORDER BY position"):
+                if position != len(ids) or not isinstance(id_, str):
+                    raise damaged(self._folder, f"the item after {len(ids)} others has position {position}, id {id_!r}")
+                ids.append(id_)
+        return tuple(ids)
 
     @cached_property
     def keys(self) -> KeyArray:
-        """A random key per item, computed once."""
-        # Not from `ids`, which would stay: a string takes ten times as much memory as a key.
-        with self._connected() as connection:
-            return item_keys(self._every_id(connection))
-
-    def _every_id(self, connection: sqlite3.Connection) -> Iterator[str]:
-        rows = connection.execute("SELECT position, id FROM items ORDER BY position")
-        for expected, (position, id_) in enumerate(rows):
-            if position != expected or not isinstance(id_, str):
-                raise damaged(self._folder, f"the item after {expected} others has position {position} and id {id_!r}")
-            yield id_
+        """A random key per item, as stored with them."""
+        try:
+            keys: KeyArray = read_array(self._folder / KEYS, kind="u", mapped=True)
+            if keys.shape != (len(self),) or keys.dtype != np.uint64:
+                raise ValueError(f"it holds {keys.dtype} of shape {keys.shape} for {len(self)} items")
+        except (OSError, ValueError) as error:
+            raise DamagedIndex(f"{self._folder / KEYS} cannot be read ({error}). Restore it from a copy.") from error
+        # A plain view: slicing a np.memmap takes microseconds each time.
+        return np.asarray(keys)
 
     def __len__(self) -> int:
         return self._length
@@ -146,8 +149,7 @@ class PartItems(Items):
 
     @cached_property
     def keys(self) -> KeyArray:
-        """A random key per item, computed once."""
-        # Not from `ids`, for the same reason as there.
+        """A random key per item, as stored with them."""
         keys = np.empty(self._length, dtype=np.uint64)
         for store, rows in zip(self._stores, self._rows, strict=True):
             live = np.flatnonzero(rows >= 0)

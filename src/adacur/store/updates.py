@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,15 +18,15 @@ from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query, as_queries, check_item, check_texts, repeats
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.database import digest_items, digest_texts, metadata_as_json
+from adacur.store.database import digest_given, digest_texts, metadata_as_json
 from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
 from adacur.store.folder import IndexFolder
 from adacur.store.manifest import PARTS, VERSIONS, Manifest, PartRecord, Probe, point_to, write_manifest
-from adacur.store.parts import Layout, Part, live_blocks, write_removed_items
+from adacur.store.parts import Layout, digest_items, digest_scores, live_blocks, write_removed_items
 from adacur.store.probes import choose_probes, spread_probes
-from adacur.store.progress import ProgressReports, ScoringBar
+from adacur.store.progress import Progress
 from adacur.store.scored_parts import Scoring, new_part, write_part
-from adacur.store.versions import AT_HOME, prune_locked
+from adacur.store.versions import AT_HOME, link_files, prune_locked
 from adacur.store.workers import On, connected_to
 from adacur.store.writing import folder_at, full_disk_reported, locked, sync_path, sync_tree
 
@@ -71,13 +69,13 @@ class Update:
         self._progress = progress
         self._index = current.path
         self._layout = current.layout
-        self._items_changed = False
+        self._items_changed = self._scores_changed = False
         self._has_documents = current.manifest.documents is not None
         self._new_ids: set[str] = set()
         self._card = current.manifest.scorer
         self._last_view: tuple[Layout, IndexFolder] = current.layout, current
-        # Scorer calls: for stored scores, to recognise the scorer, and to time it.
-        self.calls = self.recognising = self.timing = 0
+        # Scorer calls: for stored scores, and to recognise the scorer.
+        self.calls = self.recognising = 0
         self.compacted = False
 
     @property
@@ -148,11 +146,11 @@ class Update:
         if scorer is None:
             part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0)), dtype=self._current.manifest.dtype)
         else:
-            part = self._scored(digest_items(items), self._anchors, scorer, items=items)
+            part = self._scored(digest_given(items), self._anchors, scorer, items=items)
         self._layout = self._layout.grown(part, n_items=n_new)
         self._new_ids = self._new_ids | {item.id for item in items}
         self._has_documents = self._has_documents or any(item.document != item.id for item in items)
-        self._items_changed = True
+        self._items_changed = self._scores_changed = True
 
     def add_anchors(self, queries: Iterable[Query | str], *, scorer: Scorer) -> None:
         """Score new anchor queries against every item; an interrupted call continues when it is repeated."""
@@ -162,6 +160,7 @@ class Update:
         # An index that had no scores may be searched with any scorer: from now on it must be this one.
         self._card = self._card if self._anchors else scorer.card
         self._layout = self._layout.grown(part, n_anchors=len(new))
+        self._scores_changed = True
 
     def add_anchor_scores(
         self,
@@ -191,6 +190,7 @@ class Update:
         given: dict[str, Any] = {"dtype": dtype, "exact": None if cells is None else cells.T, "brings_items": False}
         part = self._saved(items, new, lambda start, stop: rows[start:stop], **given)
         self._layout = self._layout.grown(part, n_anchors=len(new))
+        self._scores_changed = True
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
@@ -205,7 +205,7 @@ class Update:
             raise EmptyInput(f"An index must keep an item; these are all {len(names)} of {self._index}.")
         self._layout = self._layout.without(items=np.array([there[id_] for id_ in names]))
         self._new_ids = self._new_ids - set(names)
-        self._items_changed = True
+        self._items_changed = self._scores_changed = True
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -214,7 +214,7 @@ class Update:
         try:
             yield
         except BaseException:
-            costs = {name: getattr(self, name) for name in ("calls", "recognising", "timing")}
+            costs = {name: getattr(self, name) for name in ("calls", "recognising")}
             vars(self).update(before | costs)
             raise
 
@@ -227,6 +227,7 @@ class Update:
         if len(names) == len(self._anchors) and not replaced:
             raise EmptyInput(f"An index must keep an anchor query; these are all {len(names)} of {self._index}.")
         self._layout = self._layout.without(anchors=np.array(sorted(there[id_] for id_ in names)))
+        self._scores_changed = True
 
     def compact(self) -> None:
         """Copy what counts of all parts into one; parts that no version in use needs are deleted after the switch."""
@@ -243,8 +244,13 @@ class Update:
         part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells(), cut=self._cut())
         self._layout = Layout.of([PartRecord(part, len(items), n_anchors)])
 
-    def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
-        """Write the new version and make it the current one. Without a change of items, first stages stay."""
+    def switch(
+        self, first_stages: WriteFirstStages | None = None, *, completes: Callable[[IndexFolder], object] | None = None
+    ) -> IndexFolder:
+        """Write the new version and make it the current one. Without a change of items, first stages stay.
+
+        `completes` adds what else belongs to the version, given it as it will be.
+        """
         index, old, view = self._index, self._current, self._view()
         home = index / VERSIONS / str(old.version + 1)
         probes = self._probes(view)
@@ -256,7 +262,7 @@ class Update:
             names = old.first_names()
             # Compressing and tuning a version hold its home.
             with locked(old.home):
-                _link(old.home, home, AT_HOME if self._anchors == old.anchor_queries else AT_HOME[:1])
+                link_files(old.home, home, AT_HOME[:1] if self._scores_changed else AT_HOME)
         manifest = replace(
             view.manifest,
             version=old.version + 1,
@@ -269,6 +275,8 @@ class Update:
             probes=probes,
         )
         write_manifest(home, manifest)
+        if completes is not None:
+            completes(IndexFolder.of_parts(index, self._layout, view.parts, manifest=manifest, home=home))
         sync_tree(home)
         sync_path(home.parent)
         sync_path(index)
@@ -292,9 +300,9 @@ class Update:
             n_anchors=int(self._layout.anchors.counts.sum()),
             dtype=str(np.result_type(*(part.manifest.dtype for part in parts))) if parts else old.dtype,  # type: ignore[arg-type]
             block_items=max((part.manifest.block_items for part in parts), default=1),
-            # Of digests and places, since reading all texts again would take longer than most changes.
-            items_digest=_digest_parts(parts) if self._items_changed else old.items_digest,
+            items_digest=digest_items(parts) if self._items_changed else old.items_digest,
             anchors_digest="",
+            scores_digest=digest_scores(parts) if self._scores_changed else old.scores_digest,
             scorer=self._card,
             seed=old.seed,
             origin=old.origin,
@@ -330,15 +338,14 @@ class Update:
                 ("dtype", dtype),
             )
         )[:16]
-        with ScoringBar(self._progress) as bar, connected_to(self._executor):
+        with Progress(self._progress) as progress, connected_to(self._executor):
             seed = self._current.manifest.seed
-            scoring = Scoring(scorer, dtype, seed, self._executor, reports=ProgressReports(bar))
+            scoring = Scoring(scorer, dtype, seed, self._executor, progress=progress)
             try:
                 new_part(self._index / PARTS / name, scoring, anchors, **items)
             finally:
-                self.calls += bar.last.pairs_done - bar.last.resumed_pairs
-                self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
-                self.timing += bar.last.timed
+                self.calls += progress.scored
+                self.recognising += 0 if progress.drift is None else progress.drift.n_probes
         return name
 
     def _saved(
@@ -381,32 +388,6 @@ def repeatable(items: Iterable[Item]) -> Iterable[Item]:
     if isinstance(items, Item | str):
         raise InputError("Expected a list of items and got one. Wrap it in a list: [item].")
     return list(items) if iter(items) is items else items
-
-
-def _link(old: Path, new: Path, names: Iterable[str]) -> None:
-    """Bring files and folders to a new home; they are never written to again, so they need no second copy."""
-
-    def link(source: str, target: str) -> str:
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copy2(source, target)
-        return target
-
-    for name in names:
-        if (old / name).is_dir():
-            shutil.copytree(old / name, new / name, copy_function=link, ignore=shutil.ignore_patterns(".*"))
-        elif (old / name).exists():
-            link(str(old / name), str(new / name))
-
-
-def _digest_parts(parts: Iterable[Part]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        if part.items:
-            digest.update(part.manifest.items_digest.encode())
-            digest.update(np.ascontiguousarray(part.rows, dtype="<i8").data)
-    return digest.hexdigest()
 
 
 def _distinct(ids: Iterable[str], what: str) -> list[str]:

@@ -15,7 +15,7 @@ from adacur.store.database import DATABASE, check_room, connect, digest_texts, r
 from adacur.store.folder import first_stage_folders
 from adacur.store.manifest import MANIFEST, PARTS, Manifest, PartRecord, manifest_in
 from adacur.store.parts import EXACT, REMOVED, read_parts
-from adacur.store.versions import AT_HOME, COMPRESSED, hold_version
+from adacur.store.versions import AT_HOME, MODEL, hold_version
 from adacur.store.writing import check_files, digest_file, folder_at
 
 
@@ -79,7 +79,7 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
         problems += (replace(one, file=_within(index, folder, one.file)) for one in wrong)
         checked, blocks = checked + len(recorded), blocks + part.n_blocks
     stages = {folder.name: folder for folder in first_stage_folders(home)}
-    for folder in (*stages.values(), home / COMPRESSED):
+    for folder in (*stages.values(), home / MODEL):
         if folder.exists():
             problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
     removed = _check_digest(home, REMOVED, manifest.removed_items)

@@ -13,14 +13,15 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Dense
 from adacur import replay as tuning
-from adacur.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, OtherFormat, StorageFull
+from adacur.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, StorageFull
 from adacur.first_stages import placed
 from adacur.first_stages.encoders import EncoderCard
 from adacur.first_stages.saved import StoredIds
 from adacur.replay import compression, decompress
 from adacur.search import Exact
-from adacur.store import IndexFolder, compressed
+from adacur.store import IndexFolder
 from adacur.store.items import StoredItems
+from adacur.store.model_file import _on_disk
 from tests.conftest import World, make_world
 
 WORLD = make_world(n_items=300, n_anchors=80, rank=12, noise=0.3)
@@ -121,52 +122,56 @@ def test_no_scorer_is_called(path) -> None:
 def test_verify_finds_a_flipped_byte(path) -> None:
     compress(path)
     assert adacur.store.verify(path).ok
-    file = path / "versions/1/gaussian" / "part0.npy"
+    file = path / "versions/1/model" / "part0.npy"
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/gaussian/part0.npy"]
+    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/model/part0.npy"]
 
 
+@pytest.mark.parametrize("compressed", [True, False])
 @pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])
-def test_damaged_features_are_refused_with_what_to_do(path, damage) -> None:
-    compress(path)
-    file = path / "versions/1/gaussian" / ("features.json" if damage in ("no json", "foreign") else "part0.npy")
+def test_a_damaged_model_is_refused(path, damage, compressed) -> None:
+    if compressed:
+        compress(path)
+    file = path / "versions/1/model" / ("model.json" if damage in ("no json", "foreign") else "part0.npy")
     if damage == "missing":
         file.unlink()
     elif damage == "cut":
         file.write_bytes(file.read_bytes()[:200])
     else:
         file.write_text("[]" if damage == "foreign" else "{")
-    with pytest.raises(DamagedIndex, match="--drop"):
+    with pytest.raises(DamagedIndex):
         found(opened(path))
 
 
-@pytest.mark.parametrize("what", ["items_digest", "anchors_digest", "encoder", "dense"])
-def test_features_of_something_else_are_refused_with_what_to_do(path, what) -> None:
+def of_something_else(path, what: str) -> None:
+    file = path / "versions/1/model" / "model.json"
+    about = json.loads(file.read_text())
+    assert what in about["made_from"]
+    about["made_from"][what] = "another"
+    file.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("what", ["items", "anchor queries", "scores", "vectors"])
+def test_a_compressed_model_of_something_else_is_refused_and_a_whole_one_is_made_again(path, what) -> None:
+    before = found(opened(path))
+    of_something_else(path, what)
+    assert found(opened(path)) == before
     compress(path)
-    file = path / "versions/1/gaussian" / "features.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {what: "another"}))
-    with pytest.raises(IndexMismatch, match=rf"another {what}.*--drop"):
+    of_something_else(path, what)
+    with pytest.raises(IndexMismatch):
         found(opened(path))
     compress(path)
     found(opened(path))
 
 
-def test_features_of_another_format_are_refused(path) -> None:
-    compress(path)
-    file = path / "versions/1/gaussian" / "features.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
-    with pytest.raises(OtherFormat, match="format 2"):
-        found(opened(path))
-
-
 def test_what_a_crash_left_behind_is_cleared_and_never_read(path) -> None:
     before = found(opened(path))
-    (path / ".gaussian.0.unfinished").mkdir()
+    (path / ".model.0.unfinished").mkdir()
     assert found(opened(path)) == before
     compress(path)
-    assert not list(path.glob("versions/1/.gaussian.*"))
+    assert not list(path.glob("versions/1/.model.*"))
 
 
 def test_other_methods_do_as_before(path) -> None:
@@ -178,8 +183,7 @@ def test_other_methods_do_as_before(path) -> None:
 
 def test_features_of_something_else_hinder_no_other_method(path) -> None:
     compress(path)
-    file = path / "versions/1/gaussian" / "features.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder": "another"}))
+    of_something_else(path, "vectors")
     for method in ("axn", "adacur", "rerank"):
         assert len(opened(path).search(WORLD.test[0], 10, budget=60, method=method)) == 10
 
@@ -217,7 +221,6 @@ def test_searching_reads_no_list_of_ids_once_the_first_stage_is_open(path, monke
         raise AssertionError("all ids were asked for")
 
     monkeypatch.setattr(StoredItems, "ids", property(every))
-    monkeypatch.setattr(StoredItems, "keys", property(every))
     monkeypatch.setattr(StoredIds, "__iter__", every)
     found(index)
 
@@ -231,10 +234,9 @@ def test_vectors_in_another_order_are_put_in_that_of_the_index(path, tmp_path) -
     ).save(other)
     compress(path)
     compress(other)
-    for part in ("part0", "part1", "keys"):
+    for part in ("part0", "part1"):
         assert (
-            np.load(path / "versions/1/gaussian" / f"{part}.npy")
-            == np.load(other / "versions/1/gaussian" / f"{part}.npy")
+            np.load(path / "versions/1/model" / f"{part}.npy") == np.load(other / "versions/1/model" / f"{part}.npy")
         ).all()
 
 
@@ -259,21 +261,14 @@ def test_among_a_sample_a_first_stage_is_searched_deeper() -> None:
 def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
     if not hasattr(os, "posix_fallocate"):
         pytest.skip("this system cannot set space aside")
-    rows = compressed._on_disk(tmp_path)("part0", (1000, 1000), "int8")
+    rows = _on_disk(tmp_path)("part0", (1000, 1000), "int8")
     assert (tmp_path / "part0.npy").stat().st_blocks * 512 >= rows.nbytes
 
 
 def test_dropping_removes_what_a_killed_compression_left(path) -> None:
-    (path / ".gaussian.0123.unfinished").mkdir()
+    (path / ".model.0123.unfinished").mkdir()
     assert not decompress(opened(path))
-    assert not list(path.glob("versions/1/.gaussian.*"))
-
-
-def test_keys_of_other_items_are_refused(path) -> None:
-    compress(path)
-    np.save(path / "versions/1/gaussian" / "keys.npy", np.load(path / "versions/1/gaussian" / "keys.npy")[:-1])
-    with pytest.raises(DamagedIndex, match="300"):
-        found(opened(path))
+    assert not list(path.glob("versions/1/.model.*"))
 
 
 def test_fusing_reads_the_scores_a_block_at_a_time(path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from adacur.records import Item, Query
 from adacur.store import IndexFolder, verify
 from adacur.store import scored_parts as building
 from adacur.store.blocks import ScoreBlocks
-from adacur.store.estimate import block_items_for, time_scorer
+from adacur.store.estimate import time_scorer
 from adacur.store.items import StoredItems
 
 PATIENCE = 60.0
@@ -149,19 +149,6 @@ def test_when_the_scorer_fails_the_block_before_is_still_written(known, tmp_path
 
 ITEMS = [Item(f"i{number}", f"text number {number}") for number in range(330)]
 ANCHORS = [Query(f"a{number}", f"anchor {number}") for number in range(70)]
-
-
-# --- the size of a block
-
-
-def test_blocks_suit_the_device() -> None:
-    medquad = {"n_items": 15_809, "n_anchors": 400, "dtype": "float32"}
-    assert block_items_for(40_000, **medquad) == 2000
-    assert block_items_for(50, **medquad) == 16
-    # Several devices get eight blocks each at the least.
-    assert block_items_for(320_000, **medquad, workers=8) == 248
-    assert block_items_for(320_000, **(medquad | {"n_items": 1_000_000}), workers=8) == 2000
-    assert block_items_for(320_000, **(medquad | {"n_items": 20}), workers=8) == 16
 
 
 def test_compiling_for_a_shape_is_not_taken_for_slowness(known, clock) -> None:

@@ -105,17 +105,11 @@ def test_a_chunk_is_at_most_32_mb(known) -> None:
     assert largest_block(10**9, np.dtype("float32")) == 1
 
 
-def test_progress_tells_pairs_blocks_and_what_was_found_finished(known, tmp_path) -> None:
+def test_progress_counts_blocks_and_the_pairs_of_this_run(known, tmp_path) -> None:
     begin(known, tmp_path / "index", blocks=2)
-    seen: list[Progress] = []
-    known.build(tmp_path / "index", progress=seen.append)
-    assert [step.blocks_done for step in seen] == [2, 3, 4, 5, 6]
-    assert [step.pairs_done for step in seen] == [140, 210, 280, 350, 371]
-    assert {(step.blocks, step.pairs, step.resumed_blocks) for step in seen} == {(6, 371, 2)}
-    assert seen[0].seconds_left is None
-    assert seen[-1].seconds_left == 0
-    # The pace is that of this run: blocks that were found finished took no time in it.
-    assert seen[-1].pairs_per_second == pytest.approx((371 - 140) / seen[-1].seconds)
+    progress = Progress()
+    known.build(tmp_path / "index", progress=progress)
+    assert (progress.blocks_done, progress.blocks, progress.scored) == (6, 6, 371 - 140)
 
 
 def test_memory_stays_far_below_the_collection(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from adacur.errors import DamagedIndex, IncompleteIndex, IndexMismatch
 from adacur.protocols import ScorerCard
-from adacur.store import AnchorTable, IndexFolder, read_manifest, save_table, verify
+from adacur.store import AnchorTable, IndexFolder, Progress, read_manifest, save_table, verify
 
 
 def test_a_built_folder_gives_back_every_score_bit_for_bit(known, tmp_path) -> None:
@@ -133,12 +133,14 @@ def test_an_unfinished_folder_says_how_far_it_is_and_what_to_do(known, tmp_path)
     class Stop(Exception):
         pass
 
-    def stop(progress) -> None:
-        if progress.blocks_done == 2:
-            raise Stop
+    class Stopping(Progress):
+        def add_block(self, pairs: int, *, workers: int) -> None:
+            super().add_block(pairs, workers=workers)
+            if self.blocks_done == 2:
+                raise Stop
 
     with pytest.raises(Stop):
-        known.build(tmp_path / "index", progress=stop)
+        known.build(tmp_path / "index", progress=Stopping())
     # The third block had been scored by then, and what is scored is kept.
     with pytest.raises(IncompleteIndex, match=r"3 of.*6 blocks"):
         IndexFolder.open(tmp_path / "index")
