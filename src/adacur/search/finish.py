@@ -14,7 +14,7 @@ from adacur.model.acquire import best_positions
 from adacur.protocols import Ranking
 from adacur.records import Item, Query
 from adacur.results import Certificate, Hits, Trace
-from adacur.search.relevance import Relevance, above_floors, verdict_on
+from adacur.search.relevance import FEWEST_ANCHORS, NOTHING_FOUND, Relevance
 
 # Both scales are made of the best of each, however many are scored: further down, a first stage's scores are noise.
 LISTED = 100
@@ -168,11 +168,35 @@ class Floors:
     min_score: float | None = None
     listed = 0
 
+    def __post_init__(self) -> None:
+        for name, value in (("min_relevance", self.min_relevance), ("min_score", self.min_score)):
+            is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+            if value is not None and not (is_number and np.isfinite(value)):
+                raise InputError(f"{name} must be a number; got {value!r}.")
+        if self.min_relevance is None:
+            return
+        if not 0 <= self.min_relevance <= 1:
+            raise InputError(
+                f"min_relevance must be between 0 and 1; got {self.min_relevance}. For raw scores, use min_score."
+            )
+        if self.relevance is None:
+            raise InputError(
+                f"min_relevance needs to know what scores mean, and this index does not: that takes {FEWEST_ANCHORS} "
+                "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score "
+                "instead."
+            )
+
     def __call__(self, answer: Answer) -> Answer:
-        relevance = None if self.relevance is None else self.relevance.of(answer.scores)
-        kept = above_floors(answer.scores, relevance, min_relevance=self.min_relevance, min_score=self.min_score)
+        scale, kept = self.relevance, np.ones(len(answer.scores), np.bool_)
+        relevance = None if scale is None else scale.of(answer.scores)
+        if self.min_score is not None:
+            kept &= answer.scores >= self.min_score
+        if self.min_relevance is not None and relevance is not None:
+            kept &= relevance >= self.min_relevance
         left = replace(answer, relevance=relevance).at(kept)
-        return replace(left, verdict=verdict_on(left.scores, self.relevance))
+        if scale is not None:
+            return replace(left, verdict=scale.verdict(left.scores))
+        return left if len(left.scores) else replace(left, verdict=NOTHING_FOUND)
 
     def settings(self) -> Mapping[str, Any]:
         source = self.relevance.source if self.relevance else None

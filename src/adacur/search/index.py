@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Unpack, overload
 
@@ -32,6 +33,8 @@ from adacur.search.shared_loop import awaited
 from adacur.search.snapshot import Reopen, Snapshot
 from adacur.search.tuned import Tuning
 from adacur.store import AnchorTable, Drift, IndexFolder, On
+
+_MakePlan = Callable[[], Plan]
 
 
 class SearchWatcher(Protocol):
@@ -145,12 +148,10 @@ class AnchorIndex:
           a number is the mean recall to reach. The index must be tuned;
         - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
         """
-        started = time.monotonic()
-        return self._searched(plan_search(self, k, **options), query, k, started=started)
+        return self._searched(partial(plan_search, self, k, **options), query, k)
 
-    def _searched(
-        self, plan: Plan, query: Query | str | Sequence[Query | str], k: int, *, started: float
-    ) -> Hits | list[Hits]:
+    def _searched(self, make: _MakePlan, query: Query | str | Sequence[Query | str], k: int) -> Hits | list[Hits]:
+        started, plan = time.monotonic(), make()
         asked = as_queries([query] if isinstance(query, Query | str) else query)
         with self.searching(plan) as answers:
             answers += rounds.search(plan, list(dict.fromkeys(asked)), k, started=started)
@@ -176,20 +177,18 @@ class AnchorIndex:
         - `first`, `filter`: as for `search`. Where items are passages, a hit is the best one of its document, and
           recall counts passages.
         """
-        started = time.monotonic()
-        return self._searched(plan_find(self, **options), query, ABOUT, started=started)
+        return self._searched(partial(plan_find, self, **options), query, ABOUT)
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
-        started = time.monotonic()
-        yield from self._stepped(plan_search(self, k, **options), query, k, started=started)
+        return self._iterated(partial(plan_search, self, k, **options), query, k)
 
     def find_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> Iterator[Hits]:
         """Like `find` for one query, yielding the hits so far after each round."""
-        started = time.monotonic()
-        yield from self._stepped(plan_find(self, **options), query, ABOUT, started=started)
+        return self._iterated(partial(plan_find, self, **options), query, ABOUT)
 
-    def _stepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> Iterator[Hits]:
+    def _iterated(self, make: _MakePlan, query: Query | str, k: int) -> Iterator[Hits]:
+        started, plan = time.monotonic(), make()
         with self.searching(plan) as answers:
             for hits in rounds.search_iter(plan, query, k, started=started):
                 answers[:] = [hits]
@@ -208,10 +207,7 @@ class AnchorIndex:
 
         The trace's scorer seconds then count the wait for the scores.
         """
-        started = time.monotonic()
-        # The first search opens the scorer and the first stage, which may take seconds.
-        plan = await asyncio.to_thread(plan_search, self, k, **options)
-        return await self._awaited(plan, query, k, started=started)
+        return await self._awaited(partial(plan_search, self, k, **options), query, k)
 
     @overload
     async def afind(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
@@ -223,13 +219,12 @@ class AnchorIndex:
         self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]
     ) -> Hits | list[Hits]:
         """Like `find`, without blocking the event loop; searches awaited together share scorer calls."""
-        started = time.monotonic()
-        plan = await asyncio.to_thread(plan_find, self, **options)
-        return await self._awaited(plan, query, ABOUT, started=started)
+        return await self._awaited(partial(plan_find, self, **options), query, ABOUT)
 
-    async def _awaited(
-        self, plan: Plan, query: Query | str | Sequence[Query | str], k: int, *, started: float
-    ) -> Hits | list[Hits]:
+    async def _awaited(self, make: _MakePlan, query: Query | str | Sequence[Query | str], k: int) -> Hits | list[Hits]:
+        started = time.monotonic()
+        # The first search opens the scorer and the first stage, which may take seconds.
+        plan = await asyncio.to_thread(make)
         asked = as_queries([query] if isinstance(query, Query | str) else query)
         with self.searching(plan) as answers:
             distinct = list(dict.fromkeys(asked))
@@ -237,27 +232,48 @@ class AnchorIndex:
                 answers[:] = [hits async for hits in steps][-1]
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
-    async def asearch_iter(
+    def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> AsyncGenerator[Hits, None]:
         """Like `search_iter`, without blocking the event loop."""
-        started = time.monotonic()
-        plan = await asyncio.to_thread(plan_search, self, k, **options)
-        async with aclosing(self._astepped(plan, query, k, started=started)) as steps:
-            async for hits in steps:
-                yield hits
+        return self._aiterated(partial(plan_search, self, k, **options), query, k)
 
-    async def afind_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> AsyncGenerator[Hits, None]:
+    def afind_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> AsyncGenerator[Hits, None]:
         """Like `find_iter`, without blocking the event loop."""
+        return self._aiterated(partial(plan_find, self, **options), query, ABOUT)
+
+    async def _aiterated(self, make: _MakePlan, query: Query | str, k: int) -> AsyncGenerator[Hits, None]:
         started = time.monotonic()
-        plan = await asyncio.to_thread(plan_find, self, **options)
-        async with aclosing(self._astepped(plan, query, ABOUT, started=started)) as steps:
+        plan = await asyncio.to_thread(make)
+        async with aclosing(self.stepped(plan, query, k, started=started, waits=True)) as steps:
             async for hits in steps:
                 yield hits
 
-    async def _astepped(self, plan: Plan, query: Query | str, k: int, *, started: float) -> AsyncGenerator[Hits, None]:
+    async def stepped(
+        self,
+        plan: Plan,
+        query: Query | str,
+        k: int,
+        *,
+        started: float,
+        so_far: Callable[[Hits], None] | None = None,
+        **how: Any,
+    ) -> AsyncGenerator[Hits, None]:
+        """The hits of a plan for one query after each round; closing the generator ends the search.
+
+        - `started`: when its deadline began to run;
+        - `so_far`: called with the hits of a search that fails or is cancelled, if the reader has not had them;
+        - `how`: as for `shared_loop.awaited`.
+        """
+
+        def given_up(hits: list[Hits]) -> None:
+            answers[:] = hits
+            if so_far is not None:
+                so_far(hits[0])
+
         with self.searching(plan) as answers:
-            async with aclosing(awaited(plan, [query], k, started=started, waits=True)) as steps:
+            # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
+            async with aclosing(awaited(plan, [query], k, started=started, so_far=given_up, **how)) as steps:
                 async for hits in steps:
                     answers[:] = hits
                     yield hits[0]

@@ -16,7 +16,6 @@ from adacur.search.filters import Filter
 from adacur.search.finish import Floors, Fuse, Top, check_fuse
 from adacur.search.methods import NO_SCORER, Exact, First, FirstOnly, Method, method_named, with_effort
 from adacur.search.plan import Plan
-from adacur.search.relevance import check_floors
 from adacur.search.snapshot import Snapshot
 from adacur.search.spending import Limits
 
@@ -94,8 +93,7 @@ def plan_search(
         start, fuse, also_tuned = snapshot.tuned_start(start, fuse, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
     snapshot.check(chosen, filter)
-    relevance = snapshot.relevance()
-    check_floors(min_relevance, min_score, relevance)
+    floors = Floors(snapshot.relevance(), min_relevance, min_score)
     place = snapshot.place(pool=start.pool, filter=filter)
     # An exact search needs a first stage only to fuse its scores in.
     stage = snapshot.stage(start.stage) if fuse or not is_exact else None
@@ -114,12 +112,7 @@ def plan_search(
         purse=replace(limits, calls=calls),
         candidates=place,
         first=stage,
-        finish=(
-            *snapshot.documents(),
-            *((Fuse(fuse),) if fuse else ()),
-            Top(),
-            Floors(relevance, min_relevance, min_score),
-        ),
+        finish=(*snapshot.documents(), *((Fuse(fuse),) if fuse else ()), Top(), floors),
         notes={"tuned": tuned, "tuned_for": None},
     )
     plan = chosen.plan(base, snapshot, k=k)

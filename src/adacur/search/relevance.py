@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from adacur.arrays import BoolArray, FloatArray
+from adacur.arrays import FloatArray
 from adacur.data.stored import read_record, read_versioned, sealed_json
-from adacur.errors import DamagedIndex, InputError
+from adacur.errors import DamagedIndex
 from adacur.model.scale import ScoreScale
 from adacur.protocols import AnchorScores
 from adacur.records import Query
@@ -134,43 +134,6 @@ class Relevance:
         """Whether a question whose hits have these scores is answered."""
         best = float(np.max(scores)) if len(scores) else -np.inf
         return ANSWERED if best >= self.answered else NOTHING_FOUND if best < self.nothing else DOUBTFUL
-
-
-def check_floors(min_relevance: float | None, min_score: float | None, relevance: Relevance | None) -> None:
-    """Refuse floors that cannot be applied."""
-    for name, value in (("min_relevance", min_relevance), ("min_score", min_score)):
-        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if value is not None and not (is_number and np.isfinite(value)):
-            raise InputError(f"{name} must be a number; got {value!r}.")
-    if min_relevance is None:
-        return
-    if not 0 <= min_relevance <= 1:
-        raise InputError(f"min_relevance must be between 0 and 1; got {min_relevance}. For raw scores, use min_score.")
-    if relevance is None:
-        raise InputError(
-            f"min_relevance needs to know what scores mean, and this index does not: that takes {FEWEST_ANCHORS} "
-            "anchor queries that every item was scored against, and for a large index `adacur tune`. Use min_score "
-            "instead."
-        )
-
-
-def above_floors(
-    scores: FloatArray, relevance: FloatArray | None, *, min_relevance: float | None, min_score: float | None
-) -> BoolArray:
-    """Which hits reach the floors."""
-    kept = np.ones(len(scores), dtype=np.bool_)
-    if min_score is not None:
-        kept &= scores >= min_score
-    if min_relevance is not None and relevance is not None:
-        kept &= relevance >= min_relevance
-    return kept
-
-
-def verdict_on(scores: FloatArray, relevance: Relevance | None) -> str | None:
-    """The verdict on the hits that are left; None where nothing tells what their scores mean."""
-    if relevance is not None:
-        return relevance.verdict(scores)
-    return None if len(scores) else NOTHING_FOUND
 
 
 def read_relevance(folder: Path | None, anchors: AnchorScores, *, compute: bool = True) -> Relevance | None:

@@ -41,39 +41,42 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
 
     `started`: as for `RunningSearch`.
     """
-    started = plan.purse.clock() if started is None else started
     queries = as_queries(queries)
-    given_up = threading.Event()
+    if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "runs_on_device", False):
+        return _in_halves(plan, queries, k, started=started)
+    running = RunningSearch(plan, queries, k, started=started)
+    with running.failing():
+        while running.step():
+            pass
+    return running.hits()
 
-    def answers(some: Sequence[Query | str]) -> list[Hits]:
-        with _setting(given_up):
+
+def _in_halves(plan: Plan, queries: Sequence[Query], k: int, *, started: float | None) -> list[Hits]:
+    """While one half's pairs are scored on a device, this processor chooses the other half's."""
+    started = plan.purse.clock() if started is None else started
+    half, given_up = len(queries) // 2, threading.Event()
+
+    def answers(some: Sequence[Query]) -> list[Hits]:
+        try:
             running = RunningSearch(plan, some, k, started=started)
             with running.failing():
                 while not given_up.is_set() and running.step():
                     pass
-            return running.so_far() if given_up.is_set() else running.hits()
+        except BaseException:
+            given_up.set()
+            raise
+        return running.so_far() if given_up.is_set() else running.hits()
 
-    if len(queries) < _WORTH_HALVING or not getattr(plan.scorer, "runs_on_device", False):
-        return answers(queries)
-    # While one half's pairs are scored elsewhere, this processor chooses the other half's.
-    half = len(queries) // 2
-    with ThreadPoolExecutor(2) as threads, _setting(given_up):
+    with ThreadPoolExecutor(2) as threads:
         halves = [threads.submit(answers, some) for some in (queries[:half], queries[half:])]
         try:
             return [hits for one in halves for hits in one.result()]
-        except AdacurError as error:
-            error.hits = [hits for one in halves for hits in getattr(one.exception(), "hits", ()) or one.result()]
+        except BaseException as error:
+            # It ends the other half too: nobody would read its answer, and its calls are paid for.
+            given_up.set()
+            if isinstance(error, AdacurError):
+                error.hits = [hits for one in halves for hits in getattr(one.exception(), "hits", ()) or one.result()]
             raise
-
-
-@contextmanager
-def _setting(given_up: threading.Event) -> Iterator[None]:
-    """An error or Ctrl-C ends the other half too: nobody would read its answer, and its calls cost."""
-    try:
-        yield
-    except BaseException:
-        given_up.set()
-        raise
 
 
 def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
@@ -119,7 +122,7 @@ class RunningSearch:
         self._queries = everyone = as_queries(queries)
         self._place = plan.candidates.open(plan, k)
         self._by_position = self._place.by_position and hasattr(plan.scorer, "score_at")
-        self._sharing = Sharing()
+        self._sharing = None if plan.purse.deadline is None else Sharing()
         calls = max(1, min(plan.purse.calls, len(plan.items)))
         together = max(1, min(self._place.together, _PAIRS_AT_ONCE // calls))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
@@ -158,7 +161,7 @@ class RunningSearch:
             return False
         started = self._clock()
         scores = score_pairs(self._plan.scorer, pairs)
-        self._scored(scores, self._clock() - started)
+        self.accept(scores, seconds=self._clock() - started)
         return True
 
     async def astep(self) -> bool:
@@ -168,38 +171,20 @@ class RunningSearch:
             return False
         started = self._clock()
         scores = await ascore(self._plan.scorer, pairs)
-        await asyncio.to_thread(self._scored, scores, self._clock() - started)
+        await asyncio.to_thread(self.accept, scores, seconds=self._clock() - started)
         return True
 
     def _next_call(self) -> Sequence[Pair]:
-        """The pairs of the next scorer call: all of the round, or what the deadline affords; none at the end."""
+        """The pairs of the next scorer call: all of the round, or what the deadline allows; none at the end."""
         while self.advance():
-            n: int | None = len(self.waiting)
-            if self._plan.purse.deadline is not None:
-                (n,) = self._sharing.shares([self])
-            if n is None:
-                self.stop()
-            elif n := self._payable(n):
-                return self.next_pairs(n)
+            if self._sharing is None:
+                return self.next_pairs(len(self.waiting))
+            (n,) = self._sharing.shares([self])
+            if n is not None:
+                # Where a pair's price depends on its call, a round that is split would cost more.
+                return self.next_pairs(len(self.waiting) if self._plan.purse.by_call else n)
+            self.stop()
         return []
-
-    def _scored(self, scores: FloatArray, seconds: float) -> None:
-        self._sharing.note(len(scores), seconds)
-        self.accept(scores, seconds=seconds)
-
-    def _payable(self, n: int) -> int:
-        """How many of the next n pairs can be paid if a call has only these; a query that cannot pay ends here."""
-        if not self._plan.purse.by_call:
-            return n
-        searches, shares = self.batch.searches, Counter(query for query, _ in self.waiting[:n])
-        ended = {at for at, own in shares.items() if not searches[at].purse.can_pay(own)}
-        for at in ended:
-            searches[at].stop("cost")
-        n -= sum(query in ended for query, _ in self.waiting[:n])
-        self.waiting = [pair for pair in self.waiting if pair[0] not in ended]
-        if ended and not self.waiting:
-            self.accept(np.empty(0), seconds=0.0)
-        return n
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; queries of later groups are missing."""
@@ -353,10 +338,12 @@ class RunningSearch:
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Take the scores of the next pairs."""
+        if self._sharing is not None:
+            self._sharing.note(len(scores), seconds)
         self._round_seconds += seconds
         self._n_scored += len(scores)
         now = self.waiting[: len(scores)]
-        for at, n in Counter(query for query, _ in now).items():
+        for at, n in Counter(query for query, _ in now if self._counts_pairs).items():
             self.batch.searches[at].purse.pay(n)
         for (query, _), score in zip(now, scores.tolist(), strict=True):
             self._scores[query].append(score)

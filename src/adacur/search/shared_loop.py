@@ -13,9 +13,8 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -30,53 +29,14 @@ from adacur.scorers.wrapping import Wrapping, can_batch_callers, runs_side_by_si
 from adacur.scores import failure_of, joined_pairs, score_pairs
 from adacur.search import rounds
 from adacur.search.plan import Plan
-from adacur.search.planning import plan_search
 from adacur.search.rounds import RunningSearch
 from adacur.search.sharing import Sharing
-
-if TYPE_CHECKING:
-    from adacur.search.index import AnchorIndex
 
 # Limits of one call, because pairs that arrive meanwhile wait for its end.
 _PAIRS_PER_CALL = 4096
 _SECONDS_PER_CALL = 0.1
 # As many as asyncio's default executor has.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
-
-
-async def asearch_iter(
-    index: AnchorIndex,
-    query: Query | str,
-    k: int = 10,
-    *,
-    every_round: bool = True,
-    so_far: Callable[[Hits], None] | None = None,
-    plan_of: Callable[..., Plan] | None = None,
-    **options: Any,
-) -> AsyncGenerator[Hits, None]:
-    """Like `AnchorIndex.asearch_iter`, but the search does not wait for its reader between rounds.
-
-    Closing the generator ends it. `options` are those of `plan_search`, or of `plan_of`, which takes no k.
-
-    - `every_round`: False makes hits only at the end, which saves some time;
-    - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them.
-    """
-
-    def given_up(hits: list[Hits]) -> None:
-        answers[:] = hits
-        if so_far is not None:
-            so_far(hits[0])
-
-    started = time.monotonic()
-    make = partial(plan_search, k=k) if plan_of is None else plan_of
-    plan = await asyncio.to_thread(make, index, **options)
-    steps = awaited(plan, [query], k, started=started, every_round=every_round, so_far=given_up)
-    with index.searching(plan) as answers:
-        # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
-        async with aclosing(steps):
-            async for hits in steps:
-                answers[:] = hits
-                yield hits[0]
 
 
 def awaited(
@@ -94,7 +54,8 @@ def awaited(
     In the loop of the scorer, unless it is awaited itself, and so serves several callers at once.
 
     - `waits`: the next round begins when the reader asks for it;
-    - `every_round`: as for `asearch_iter`; `so_far` is called with the hits of all queries.
+    - `every_round`: False makes hits only at the end, which saves some time;
+    - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them.
     """
     by_requests = plan.purse.by_call
     # A scorer that searches with itself must not wait for the call that it is in.

@@ -37,10 +37,6 @@ class Purse:
         """Which of these pairs one call can score, the first ones first."""
         return np.ones(len(pairs), np.bool_)
 
-    def can_pay(self, n: int) -> bool:
-        """Whether a call with just the next n of the pairs that it affords can be paid."""
-        return True
-
     def pay(self, n: int) -> None:
         """Charge a call with the next n of the pairs that it affords."""
 
@@ -204,13 +200,6 @@ class CountingPurse(Purse):
         self._cheapest = min([*tokens.tolist(), *([] if self._cheapest is None else [self._cheapest])], default=None)
         self._waiting = tokens[pays]
         return pays
-
-    def can_pay(self, n: int) -> bool:
-        """As for any purse."""
-        short = (limit.name for limit, left in self._lefts() if limit.charge(self._waiting[:n]) > left)
-        if (refused := next(short, None)) is not None:
-            self._refused = refused
-        return refused is None
 
     def pay(self, n: int) -> None:
         """As for any purse."""

@@ -105,6 +105,21 @@ def test_several_queries_are_answered_in_order_and_as_alone(client):
     assert [one["hits"] for one in together] == [one["hits"] for one in alone]
 
 
+@pytest.mark.parametrize("asked", [{"query": "a ship", "stream": True}, {"queries": ["a ship", "a town", "a river"]}])
+def test_the_searches_of_a_request_are_planned_once(client, monkeypatch, asked):
+    plan, planned = Gaussian.plan, []
+
+    def noting(self, *given: Any, **options: Any) -> Any:
+        planned.append(1)
+        return plan(self, *given, **options)
+
+    monkeypatch.setattr(Gaussian, "plan", noting)
+    answer = client.post("/v1/search", json=asked | {"k": 3, "budget": 20})
+    assert answer.status_code == 200
+    assert "hits" in answer.text
+    assert len(planned) == 1
+
+
 def test_a_stream_tells_every_round_and_ends_with_the_answer(client):
     asked = {"query": "a battle", "k": 5, "budget": 30}
     plain = client.post("/v1/search", json=asked).json()["results"][0]

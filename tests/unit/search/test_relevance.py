@@ -121,17 +121,19 @@ def test_it_is_stored_with_the_index_and_read_again(tmp_path: Path) -> None:
     # Tuning without judgements does not forget what they told.
     store_relevance(opened, None)
     assert adacur.load(tmp_path / "index").snapshot.relevance() == stored
-    (tmp_path / "index" / RELEVANCE).unlink()
+    (opened.snapshot.home / RELEVANCE).unlink()
     assert adacur.load(tmp_path / "index").snapshot.relevance().source == "anchors"
 
 
 def test_of_other_anchor_queries_it_is_not_used(tmp_path: Path) -> None:
     index, scores = world()
     index.save(tmp_path)
-    store_relevance(adacur.load(tmp_path), Relevance((0.0, 1.0), 20.0, 5.0))
+    opened = adacur.load(tmp_path)
+    store_relevance(opened, Relevance((0.0, 1.0), 20.0, 5.0))
     others = [Query(f"b{at}", f"other {at}") for at in range(N_ANCHORS)]
     table = AnchorTable.from_arrays(items=ITEMS, anchor_queries=others, scores=scores)
-    assert read_relevance(tmp_path, table).best != (0.0, 1.0)
+    assert read_relevance(opened.snapshot.home, opened.anchors).best == (0.0, 1.0)
+    assert read_relevance(opened.snapshot.home, table).best != (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,9 @@ def test_of_other_anchor_queries_it_is_not_used(tmp_path: Path) -> None:
 def test_a_file_that_says_nonsense_is_refused_by_its_name(tmp_path: Path, change, error) -> None:
     index, _ = world()
     index.save(tmp_path)
-    store_relevance(adacur.load(tmp_path), None)
-    file = tmp_path / RELEVANCE
+    opened = adacur.load(tmp_path)
+    store_relevance(opened, None)
+    file = opened.snapshot.home / RELEVANCE
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     with pytest.raises(error, match=RELEVANCE):
         adacur.load(tmp_path).snapshot.relevance()

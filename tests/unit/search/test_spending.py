@@ -12,7 +12,7 @@ from adacur.errors import BudgetError
 from adacur.first_stages.matrix import Matrix
 from adacur.protocols import ScorerCard
 from adacur.search import plan_search, search_options
-from adacur.search.shared_loop import asearch_iter
+from tests.stepped_searches import asearch_iter
 
 N = 40
 ITEMS = [Item(str(at), f"item {at}") for at in range(N)]
@@ -120,9 +120,9 @@ def test_searches_are_counted_by_the_request(index, scorer, deadline) -> None:
 
     hits = index.search(QUERIES[0], 3, budget=budget, method="adacur")
 
-    # Two units are two calls, however small: a deadline takes a small one first, and the last takes what it may.
+    # Two units are two calls, however small; the last takes what it may, and a deadline splits neither.
     assert len(scorer.calls) == 2
-    assert hits.trace.calls >= 25 if deadline is None else hits.trace.calls > 5
+    assert hits.trace.calls >= 25
     assert str(hits.trace.cost) == "0.004 USD"
     assert hits.trace.calls == sum(map(len, scorer.calls))
 
@@ -176,13 +176,12 @@ def test_awaited_searches_spend_the_same(index, scorer, price) -> None:
     assert here.trace.cost.amount <= budget.cost.amount
 
 
-def test_what_a_deadline_splits_is_paid_for_part_by_part(index, scorer) -> None:
+def test_a_deadline_never_splits_a_round_that_is_charged_by_the_request(index, scorer) -> None:
     budget = Budget(30, 60.0, cost="0.002 USD", price="2 USD / 1000 searches")
 
     hits = index.search(QUERIES[0], 1, budget=budget, method="rerank")
 
-    # The first pair tells how fast the scorer is, and takes the one unit there is.
-    assert (len(scorer.calls), hits.trace.calls, hits.trace.stopped) == (1, 1, "cost")
+    assert (len(scorer.calls), hits.trace.calls, hits.trace.stopped) == (1, 30, "budget")
     assert str(hits.trace.cost) == "0.002 USD"
 
 

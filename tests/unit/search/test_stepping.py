@@ -20,7 +20,8 @@ from adacur.errors import BudgetError, InputError, ScorerError, ScorerFailed
 from adacur.first_stages import as_hits
 from adacur.protocols import ScorerCard
 from adacur.search import shared_loop as stepping
-from adacur.search.shared_loop import asearch_iter, loop_of
+from adacur.search.shared_loop import loop_of
+from tests.stepped_searches import asearch_iter
 from tests.stopping import Stopping
 
 

@@ -183,22 +183,22 @@ class _Server:
     async def _answered(self, request: Request, given: dict[str, Any], read: Callable[..., SearchRequest]) -> Response:
         """The answer to the searches that `read` makes of a body."""
         started = time.monotonic()
-        plan = read(self.served, given, settings=self.settings)
-        self.watch.refuse_if_changed(plan.served)
-        notes = {"index": plan.served.name, "k": plan.k, "queries": len(plan.queries), "method": plan.method}
+        asked = read(self.served, given, settings=self.settings)
+        self.watch.refuse_if_changed(asked.served)
+        notes = {"index": asked.served.name, "k": asked.k, "queries": len(asked.queries), "method": asked.method}
         if self.settings.log_queries:
-            notes["query"] = [query.text for query in plan.queries]
+            notes["query"] = [query.text for query in asked.queries]
         notes_of(request.scope).update(notes)
         # Equal queries are searched once.
-        distinct = tuple(dict.fromkeys(plan.queries))
-        searches = [Search(plan, query, started=started, seconds=self.settings.seconds) for query in distinct]
+        distinct = tuple(dict.fromkeys(asked.queries))
+        searches = [Search(asked, query, started=started, seconds=self.settings.seconds) for query in distinct]
         if given.get("stream") or "text/event-stream" in request.headers.get("accept", ""):
             if given.get("query") is None:
                 raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
             self.turns.check()
-            planned = await asyncio.to_thread(plan.planned)
+            plan = await asyncio.to_thread(asked.plan)
             ended = partial(self._count, request, searches)
-            return SearchStream(searches[0], turns=self.turns, settings=planned.settings(), ended=ended)
+            return SearchStream(searches[0], turns=self.turns, settings=plan.settings(), ended=ended)
         try:
             results = await self.turns.run(
                 partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
@@ -206,7 +206,7 @@ class _Server:
         finally:
             self._count(request, searches)
         of = dict(zip(distinct, results, strict=True))
-        return json_answer({"index": plan.served.name, "results": [of[query] for query in plan.queries]})
+        return json_answer({"index": asked.served.name, "results": [of[query] for query in asked.queries]})
 
     def add_rerank(self, api: APIRouter) -> None:
         """POST /v1/rerank."""
@@ -287,8 +287,8 @@ class _Server:
         notes["calls"] = sum(search.calls for search in searches)
         for search in searches:
             if search.stopped not in (None, "refused"):
-                plan = search.plan
-                self.metrics.count_search(plan.served.name, plan.method, search.last, stopped=search.stopped)
+                of = search.request
+                self.metrics.count_search(of.served.name, of.method, search.last, stopped=search.stopped)
         if error is not None:
             refusal = as_refusal(error)
             notes["error"] = refusal.code

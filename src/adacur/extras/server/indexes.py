@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -48,23 +50,27 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The searches of one request, checked against the limits; `deadline` is in seconds from its arrival."""
+    """The searches of one request, checked against the limits; `plan` makes what each of them does."""
 
     served: Served
     queries: tuple[Query, ...]
     k: int
     method: str
-    options: Any
+    plan: Callable[[], Plan]
     trace: bool = False
     explain: bool = False
-    deadline: float | None = None
-    is_find: bool = False
+    is_filtered: bool = False
 
-    def planned(self) -> Plan:
-        """What its searches do."""
-        if self.is_find:
-            return plan_find(self.served.index, **self.options)
-        return plan_search(self.served.index, self.k, **self.options)
+
+def _made_once(make: Callable[[], Plan]) -> Callable[[], Plan]:
+    """Makes a plan at its first call; the searches of a request ask for it at the same time."""
+    cached, lock = cache(make), threading.Lock()
+
+    def made() -> Plan:
+        with lock:
+            return cached()
+
+    return made
 
 
 def check_name(name: str) -> None:
@@ -105,9 +111,13 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     if given.get("explain") and not one.index.snapshot.in_memory:
         raise Refusal(422, "invalid_request", "Hits of items that live in a vector engine cannot be explained.")
     options = search_options(
-        one.index, filter=_filter(filter_), **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)}
+        one.index,
+        deadline=_deadline(given),
+        filter=_filter(filter_),
+        **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)},
     )
-    return SearchRequest(one, k=given["k"], method=method, options=options, **_asked(given))
+    plan = partial(plan_search, one.index, given["k"], **options)
+    return SearchRequest(one, k=given["k"], method=method, plan=_made_once(plan), **_asked(given))
 
 
 def find_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchRequest:
@@ -115,10 +125,11 @@ def find_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     one = named_index(served, body.get("index"))
     given = {**({"budget": settings.max_budget} if settings.max_budget < FIND_CALLS else {}), **body}
     options = find_options(
-        **{option.name: given.get(option.name) for option in FIND_OPTIONS if option.name != "filter"},
-        filter=_filter(given.get("filter") or {}),
+        **{one.name: given.get(one.name) for one in FIND_OPTIONS}
+        | {"deadline": _deadline(given), "filter": _filter(given.get("filter") or {})},
     )
-    return SearchRequest(one, k=ABOUT, method="find", options=options, is_find=True, **_asked(given))
+    plan = partial(plan_find, one.index, **options)
+    return SearchRequest(one, k=ABOUT, method="find", plan=_made_once(plan), **_asked(given))
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,8 +138,13 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
         "queries": tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
         "trace": given.get("trace", False),
         "explain": given.get("explain", False),
-        "deadline": given["deadline_ms"] / 1000 if given.get("deadline_ms") else None,
+        "is_filtered": bool(given.get("filter")),
     }
+
+
+def _deadline(given: Mapping[str, Any]) -> float | None:
+    """Seconds from the arrival of a request."""
+    return given["deadline_ms"] / 1000 if given.get("deadline_ms") else None
 
 
 def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSettings) -> None:

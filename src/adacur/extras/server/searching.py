@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +14,6 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from adacur.as_json import as_json, certified, hit_rows, spent
-from adacur.budget import Budget
 from adacur.errors import AdacurError, EmptyInput
 from adacur.extras.server.concurrency import Turns
 from adacur.extras.server.failures import ClientGone, Refusal, as_refusal, json_text
@@ -23,8 +21,6 @@ from adacur.extras.server.indexes import SearchRequest
 from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
-from adacur.search.finding import FIND_CALLS, plan_find
-from adacur.search.shared_loop import asearch_iter
 
 # Proxies close a silent connection, and a slow scorer may take longer than they wait.
 _SECONDS_OF_SILENCE = 15.0
@@ -35,8 +31,8 @@ _TITLE_CHARS = 80
 class Search:
     """The search of one query; `last` holds its hits so far."""
 
-    def __init__(self, plan: SearchRequest, query: Query, *, started: float, seconds: float) -> None:
-        self.plan = plan
+    def __init__(self, request: SearchRequest, query: Query, *, started: float, seconds: float) -> None:
+        self.request = request
         self.query = query
         self.last: Hits | None = None
         # What ended it, once it has begun: as its answer says, or "failed", "refused", "unfinished".
@@ -56,25 +52,19 @@ class Search:
 
     async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
         """Search to the end, or until the time of the request is over."""
-        plan, options = self.plan, self.plan.options.copy()
-        if plan.deadline is not None:
-            budget = Budget.of(options.get("budget") or (FIND_CALLS if plan.is_find else len(plan.served.index)))
-            # Even a late search scores something: a slightly late answer beats none.
-            deadline = max(0.001, plan.deadline - (self.seconds - self.seconds_left))
-            options["budget"] = replace(budget, deadline=deadline)
+        request, is_streamed = self.request, on_round is not None
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
+                plan = await asyncio.to_thread(request.plan)
                 # All requests of a scorer step in one loop.
-                each = on_round is not None
-                steps = asearch_iter(
-                    plan.served.index,
+                steps = request.served.index.stepped(
+                    plan,
                     self.query,
-                    plan.k,
-                    every_round=each,
+                    request.k,
+                    started=self._started,
+                    every_round=is_streamed,
                     so_far=self._note,
-                    plan_of=plan_find if plan.is_find else None,
-                    **options,
                 )
                 async with aclosing(steps) as rounds:
                     async for hits in rounds:
@@ -84,7 +74,7 @@ class Search:
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
-            if options.get("filter") is None:
+            if not request.is_filtered:
                 raise
             # No item passes the filter. That is not an error: a person may have chosen the filter on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
@@ -108,8 +98,8 @@ class Search:
         assert self.last is not None
         rounds = self.last.trace.rounds
         hits = hit_rows(self.last)
-        if self.plan.explain:
-            told = self.plan.served.index.explain(self.last)
+        if self.request.explain:
+            told = self.request.served.index.explain(self.last)
             hits = [hit | {"explanation": as_json(one)} for hit, one in zip(hits, told, strict=True)]
         return {
             "query": self.query.text,
@@ -122,12 +112,12 @@ class Search:
             **certified(self.last),
             "seconds": self.last.trace.seconds,
             "expected_recall": next((one.expected_recall for one in reversed(rounds) if one.expected_recall), None),
-            **({"trace": self._trace(rounds)} if self.plan.trace else {}),
+            **({"trace": self._trace(rounds)} if self.request.trace else {}),
         }
 
     def round_event(self, hits: Hits) -> dict[str, Any]:
         """The last round, and the top k so far."""
-        items = self.plan.served.index.items
+        items = self.request.served.index.items
         return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hit_rows(hits)}
 
     def partial(self) -> dict[str, Any]:
@@ -135,8 +125,8 @@ class Search:
         return {"hits": [] if self.last is None else hit_rows(self.last), "calls": self.calls}
 
     def _trace(self, rounds: Sequence[Round]) -> list[dict[str, Any]]:
-        calls = accumulate(len(one.positions) for one in rounds)
-        return [_round(one, calls=n, items=self.plan.served.index.items) for one, n in zip(rounds, calls, strict=True)]
+        calls, items = accumulate(len(one.positions) for one in rounds), self.request.served.index.items
+        return [_round(one, calls=n, items=items) for one, n in zip(rounds, calls, strict=True)]
 
 
 def _round(one: Round, *, calls: int, items: Items) -> dict[str, Any]:
@@ -225,7 +215,7 @@ class SearchStream(EventSourceResponse):
             await asyncio.gather(working, return_exceptions=True)
 
     async def _run(self, events: asyncio.Queue[bytes | None]) -> None:
-        search, index = self._search, self._search.plan.served
+        search, index = self._search, self._search.request.served
 
         async def put(event: str, content: dict[str, Any]) -> None:
             await events.put(format_sse_event(event=event, data_str=json_text(content).decode()))
@@ -233,8 +223,8 @@ class SearchStream(EventSourceResponse):
         async def put_round(hits: Hits) -> None:
             await put("round", await asyncio.to_thread(search.round_event, hits))
 
-        start = {"index": index.name, "n_items": len(index.index), "k": search.plan.k}
-        start |= {"budget": self._settings["budget"], "method": search.plan.method}
+        start = {"index": index.name, "n_items": len(index.index), "k": search.request.k}
+        start |= {"budget": self._settings["budget"], "method": search.request.method}
         failure: Exception | None = None
         try:
             await put("start", start | {"settings": self._settings})

@@ -11,7 +11,7 @@ from adacur import AnchorIndex
 from adacur.errors import TextTooLong
 from adacur.records import ItemList, Query
 from adacur.scorers import TorchCrossEncoder
-from adacur.search.shared_loop import asearch_iter
+from tests.stepped_searches import asearch_iter
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, tiny_transformer
 
 pytest.importorskip("torch")
