@@ -26,23 +26,12 @@ from adacur.search.at_rest import store_at_rest
 from adacur.search.finish import check_fuse
 from adacur.search.opening import open_folder
 from adacur.search.snapshot import Snapshot
-from adacur.store import (
-    Estimate,
-    IndexFolder,
-    On,
-    Origin,
-    Progress,
-    build_scores,
-    build_status,
-    estimate,
-    is_finished,
-    locked,
-)
+from adacur.store import Estimate, On, Origin, Progress, build_scores, build_status, estimate, is_finished
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.blocks import check_dtype
-from adacur.store.folder import pairs_done
+from adacur.store.folder import IndexFolder, pairs_done
 from adacur.store.workers import check_workers
-from adacur.store.writing import folder_at
+from adacur.store.writing import folder_at, locked
 
 _log = logging.getLogger("adacur.build")
 

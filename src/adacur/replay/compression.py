@@ -135,21 +135,15 @@ def compress(
             }
 
         model = GaussianModel(embeddings=vectors, embed_queries=embed_queries)
-        reports: list[dict[str, Any]] = []
-
-        def reported(made: Features) -> dict[str, Any]:
-            reports.append(report(made))
-            return reports[0]
-
         assert isinstance(anchors, IndexFolder)
-        store_model(
+        compression = store_model(
             anchors,
             lambda allocate: model.compressed(anchors, rank=rank, storage=storage, allocate=allocate),
             slopes=lambda made: slopes_of_stages(index.snapshot, made),
-            report=reported,
+            report=report,
         )
     index.snapshot.reread()
-    return Compression(**reports[0])
+    return Compression(**compression)
 
 
 def decompress(index: AnchorIndex) -> bool:

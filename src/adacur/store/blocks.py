@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,11 +132,6 @@ class ScoreBlocks:
         """Remove half-written files beside the chunks; only while nothing else writes."""
         for left_over in (self.folder / SCORES / "c").glob("*/*.partial"):
             left_over.unlink(missing_ok=True)
-
-    @staticmethod
-    def discard(folder: Path) -> None:
-        """Remove all scores of a folder, if there are any."""
-        shutil.rmtree(folder / SCORES, ignore_errors=True)
 
     def __iter__(self) -> Iterator[tuple[int, FloatArray]]:
         """Every block with the position of its first item."""

@@ -142,7 +142,7 @@ def _begin(folder: Path, source: Source, scoring: Scoring, *, created: bool) -> 
     part = folder / PARTS / BUILT
     try:
         part.mkdir(parents=True)
-        loaded = load(part, source.items, source.anchors, check=source.check)
+        loaded = load(part, source.items, source.anchors)
         if not loaded.n_items:
             raise EmptyInput("There are no items. Give at least one.")
     except Exception:

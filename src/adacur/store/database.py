@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from adacur.as_json import as_json
 from adacur.errors import DamagedIndex, DuplicateId, IndexFolderError, IndexLocked, InputError
-from adacur.records import Item, Query, repeats
+from adacur.records import Item, Query, check_item, repeats
 from adacur.seeds import item_keys
 from adacur.store.writing import is_full, sync_path
 
@@ -127,7 +127,7 @@ class Loaded:
     documents: int | None
 
 
-def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], object]) -> Loaded:
+def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> Loaded:
     """Stream items and anchor queries into a new database in one transaction, and write the items' keys beside it."""
     digest, metadata_digest = _fresh_digest(), _fresh_digest()
     count = 0
@@ -136,7 +136,7 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check
     def rows() -> Iterator[tuple[int, str, str, str]]:
         nonlocal count, latest
         for item in items:
-            check(item)
+            check_item(item)
             latest = item.id
             digest.update(_framed(item.id, item.text))
             metadata = metadata_as_json(item)
@@ -160,7 +160,7 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check
         connection.execute("PRAGMA journal_mode = WAL")
         documents = _count_documents(connection)
         keys = np.lib.format.open_memmap(folder / KEYS, mode="w+", dtype=np.uint64, shape=(count,))
-        ids = (id_ for id_, _ in read_texts(connection, "items", folder=folder))
+        ids = every_id(connection, folder)
         for start in range(0, count, _KEYS_AT_ONCE):
             keys[start : start + _KEYS_AT_ONCE] = item_keys(itertools.islice(ids, _KEYS_AT_ONCE))
         keys.flush()
@@ -204,6 +204,11 @@ def read_texts(
                 kinds = f"{type(id_).__name__} and {type(text).__name__}"
                 raise damaged(folder, f"id and {column} of {id_!r} in {table} are {kinds}, not str")
             yield id_, text
+
+
+def every_id(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+    """The ids of the items, by position."""
+    return (id_ for id_, _ in read_texts(connection, "items", folder=folder, column="id"))
 
 
 def digest_texts(texts: Iterable[tuple[str, str]]) -> str:

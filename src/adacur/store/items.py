@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,23 @@ from adacur.store.database import KEYS, connect, damaged, metadata_of, reading
 _PARAMETERS = 900
 
 
-class StoredItems(Items):
+class _ItemsById(Items):
+    """Items whose known ids can be looked up."""
+
+    def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
+        """The positions of those ids that are there."""
+        raise NotImplementedError
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        names = list(ids)
+        known = self.known_positions(names)
+        if missing := [id_ for id_ in names if id_ not in known]:
+            raise UnknownName(f"No item has the id {missing[0]!r}.")
+        return np.fromiter((known[id_] for id_ in names), dtype=np.intp, count=len(names))
+
+
+class StoredItems(_ItemsById):
     """The items of an index folder, read on demand; safe to share among threads.
 
     With `keep_open` it holds a file handle: a folder that is replaced under a running server does not mix texts.
@@ -90,11 +106,6 @@ class StoredItems(Items):
                 raise damaged(self._folder, f"the item at position {error.args[0]} is missing") from None
             raise IndexError(f"There are {len(self)} items; none has position {error.args[0]}.") from None
 
-    def positions(self, ids: Iterable[str]) -> IntArray:
-        """The positions of these ids, in that order."""
-        names = list(ids)
-        return _in_order(names, self.known_positions(names))
-
     def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
         # Half a surrogate pair, and what is no text, is nobody's id; SQLite cannot even be asked.
@@ -120,7 +131,7 @@ class StoredItems(Items):
                     connection.close()
 
 
-class PartItems(Items):
+class PartItems(_ItemsById):
     """The items of a version, which lie in several folders; read on demand and safe to share among threads.
 
     `rows` has, per folder, the position of each of its items in the version, or -1 where another folder has it or none.
@@ -172,11 +183,6 @@ class PartItems(Items):
             items |= zip(here.tolist(), self._stores[number].at(rows[here].tolist()), strict=True)
         return [items[at] for at in range(len(places))]
 
-    def positions(self, ids: Iterable[str]) -> IntArray:
-        """The positions of these ids, in that order."""
-        names = list(ids)
-        return _in_order(names, self.known_positions(names))
-
     def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
         return {
@@ -185,10 +191,3 @@ class PartItems(Items):
             for id_, row in store.known_positions(ids).items()
             if (position := int(rows[row])) >= 0
         }
-
-
-def _in_order(ids: Sequence[str], positions: Mapping[str, int]) -> IntArray:
-    try:
-        return np.fromiter((positions[id_] for id_ in ids), dtype=np.intp, count=len(ids))
-    except KeyError as error:
-        raise UnknownName(f"No item has the id {error.args[0]!r}.") from None

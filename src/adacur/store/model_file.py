@@ -26,7 +26,15 @@ from adacur.model.rank_slopes import RankSlopes
 from adacur.model.rows import Allocate
 from adacur.store.folder import IndexFolder
 from adacur.store.versions import MODEL
-from adacur.store.writing import CHECKSUMS, damage_reported, digest_file, made_whole, remove_unfinished, write_checksums
+from adacur.store.writing import (
+    CHECKSUMS,
+    damage_reported,
+    digest_file,
+    made_whole,
+    remove_unfinished,
+    sync_tree,
+    write_checksums,
+)
 
 _ABOUT = "model.json"
 _COMPRESSION = "compression.json"
@@ -103,19 +111,19 @@ def store_model(
     make: Callable[[Allocate], Features],
     *,
     slopes: Callable[[Features], Mapping[str, RankSlopes]],
-    report: Callable[[Features], Mapping[str, Any]] | None = None,
-) -> None:
-    """Make a model in files of a hidden folder, and then put it in the place of an earlier one.
+    report: Callable[[Features], dict[str, Any]] = lambda _: {},
+) -> dict[str, Any]:
+    """Make a model in files of a hidden folder, and then put it in the place of an earlier one; its report.
 
-    `report` is of a compressed model, and says so. The caller holds the lock of the version.
+    A report is of a compressed model, and says so. The caller holds the lock of the version.
     """
     remove_unfinished(folder.home, MODEL)
     with made_whole(folder.home / MODEL, replacing=True) as place:
         place.mkdir()
         features = make(_on_disk(place))
         learned = {name: (of.means.tolist(), of.covariance.tolist()) for name, of in slopes(features).items()}
-        if report is not None:
-            (place / _COMPRESSION).write_text(json.dumps(report(features)), encoding="utf-8")
+        if reported := report(features):
+            (place / _COMPRESSION).write_text(json.dumps(reported), encoding="utf-8")
         n_parts = len([*place.glob("part?.npy")])
         about = _About(
             made_from=_sources(folder),
@@ -126,9 +134,24 @@ def store_model(
             shares_vectors=n_parts < len(features.factors.parts),
             slopes=learned,
         )
-        _write(features, about, place)
+        # What does not grow with the items; the rest is there.
+        arrays = {
+            "scale_scores": features.scale.scores,
+            "scale_rarities": features.scale.rarities,
+            "precisions": features.precisions,
+            "anchor_vectors": features.anchor_vectors,
+            "centre": features.factors.centre,
+            "mixing": features.factors.mixing,
+        }
+        for name, array in arrays.items():
+            if array is not None:
+                np.save(place / f"{name}.npy", array)
+        (place / _ABOUT).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
+        write_checksums(place)
+        sync_tree(place)
         # The mapping goes first: a file that is mapped cannot be renamed everywhere.
         del features
+    return reported
 
 
 def drop_model(home: Path) -> None:
@@ -163,24 +186,6 @@ def _on_disk(folder: Path) -> Allocate:
         return rows
 
     return allocate
-
-
-def _write(features: Features, about: _About, place: Path) -> None:
-    """Write what does not grow with the items; the rest is there."""
-    factors = features.factors
-    arrays = {
-        "scale_scores": features.scale.scores,
-        "scale_rarities": features.scale.rarities,
-        "precisions": features.precisions,
-        "anchor_vectors": features.anchor_vectors,
-        "centre": factors.centre,
-        "mixing": factors.mixing,
-    }
-    for name, array in arrays.items():
-        if array is not None:
-            np.save(place / f"{name}.npy", array)
-    (place / _ABOUT).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
-    write_checksums(place)
 
 
 def _read(place: Path, about: _About, folder: IndexFolder, embeddings: Callable[[], FloatArray]) -> Features:

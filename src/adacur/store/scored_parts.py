@@ -19,7 +19,7 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import AdacurError, DamagedIndex, ScorerError, ScorerFailed
 from adacur.protocols import Items, Scorer, ScorerCard
-from adacur.records import Item, Query, check_item
+from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
 from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block, usual_block
 from adacur.store.database import Loaded, connect, digest_recorded, load, seal
@@ -103,7 +103,7 @@ def write_part(
     `exact`, of the shape of the scores, is false where one was predicted.
     """
     part.mkdir(parents=True)
-    loaded = load(part, items if brings_items else (), anchors, check=lambda item: None)
+    loaded = load(part, items if brings_items else (), anchors)
     block_items = min(len(items), largest_block(len(anchors), dtype))
     facts: dict[str, Any] = {"cut": cut}
     if exact is not None and not exact.all():
@@ -130,7 +130,7 @@ def new_part(
     if not (part / MANIFEST).exists():
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        loaded = load(part, items, () if there is None else anchors, check=check_item)
+        loaded = load(part, items, () if there is None else anchors)
         scored = StoredItems(part, keep_open=False) if there is None else there
         begin_part(
             part,
