@@ -165,9 +165,9 @@ def build(
 
     def complete(version: IndexFolder) -> dict[str, Any]:
         options = {"encoder": dual, "progress": progress}
-        names = index_stages.write_first_stages(stages, items=version.items, home=version.home, **options)
-        store_at_rest(Snapshot(version, first=index_stages.open_first_stages(version.home, encoder=dual)))
-        return {"first": names, "fuse": None if fuse is None else float(fuse)}
+        index_stages.write_first_stages(stages, items=version.items, home=version.home, **options)
+        opened = index_stages.open_first_stages(version.home, encoder=dual)
+        return {"first": store_at_rest(Snapshot(version, first=opened)), "fuse": None if fuse is None else float(fuse)}
 
     with Progress(progress) as report:
         folder = build_scores(

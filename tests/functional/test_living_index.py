@@ -200,7 +200,7 @@ def test_what_belonged_to_the_version_before_is_told_and_compacting_keeps_it(tmp
     tune(index, k=3, budget=20, quick=True, queries=20)
     before = found(index, ["red thing"], method="gaussian", first="bm25")
     Edited(index).compact()
-    assert (home_of(path) / "gaussian").exists()
+    assert (home_of(path) / "model/compression.json").exists()
     assert index.tunings
     assert found(index, ["red thing"], method="gaussian", first="bm25") == before
     assert adacur.store.verify(path).ok

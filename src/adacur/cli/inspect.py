@@ -92,7 +92,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "version": folder.version,
         "parts": max(1, len(folder.parts)),
-        "blocks": folder.n_blocks,
+        "blocks": sum(part.manifest.n_blocks for part in folder.parts),
         "first": folder.first_names(),
         "exact_scores": folder.n_exact,
         "scorer": manifest.scorer,

@@ -71,7 +71,7 @@ class _Extracted:
     """Cached features of the index searched last, shared by models that differ only in their settings."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    anchors: AnchorScores | None = None
+    scores: object = None
     features: Features | None = None
 
 
@@ -243,17 +243,12 @@ class GaussianModel:
         """The features of this index: as given, or extracted once."""
         if self._given is not None and self._given.belong_to(anchors):
             return self._given
-        last = self._extracted
-
-        def scores_of(one: AnchorScores | None) -> object:
-            return one if one is None or isinstance(one, BlockedScores) else one.matrix
-
+        last, scores = self._extracted, anchors if isinstance(anchors, BlockedScores) else anchors.matrix
         # Many threads may begin at once, and each set of features is a second copy of the index.
         with last.lock:
-            if last.features is None or scores_of(last.anchors) is not scores_of(anchors):
+            if last.features is None or last.scores is not scores:
                 features = self.extraction(anchors).features()
-                last.features = _placed(features, self.device)
-                last.anchors = anchors
+                last.features, last.scores = _placed(features, self.device), scores
             return last.features
 
     def extraction(self, anchors: AnchorScores) -> Extraction:

@@ -24,21 +24,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("adacur.build")
 
 
-def store_at_rest(snapshot: Snapshot) -> None:
-    """Store what a version lacks of this; the caller holds its lock, or nobody knows of it yet."""
+def store_at_rest(snapshot: Snapshot) -> tuple[str, ...]:
+    """Store what a version lacks of this, and give the names of its first stages.
+
+    The caller holds its lock, or nobody knows of it yet.
+    """
     folder = snapshot.anchors
     assert isinstance(folder, IndexFolder)
     relevance = None if (folder.home / RELEVANCE).exists() else Relevance.of_anchors(folder)
     if relevance is not None:
         write_atomically(folder.home / RELEVANCE, as_stored(relevance, anchor_queries=folder.anchor_queries))
-    if has_model(folder) or is_compressed(folder.home):
-        return
     try:
-        extraction = snapshot.uncompressed_model().extraction(folder)
-        store_model(folder, extraction.features, slopes=lambda features: slopes_of_stages(snapshot, features))
+        if not has_model(folder) and not is_compressed(folder.home):
+            extraction = snapshot.uncompressed_model().extraction(folder)
+            store_model(folder, extraction.features, slopes=lambda features: slopes_of_stages(snapshot, features))
     except AdacurError as error:
         # Its encoder may not be at hand: searches need it as well, and will say so.
         _log.warning("The model of %s is not stored, and searches compute it: %s", folder.path, error)
+    return folder.first_names()
 
 
 def slopes_of_stages(snapshot: Snapshot, features: Features) -> dict[str, RankSlopes]:

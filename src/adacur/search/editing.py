@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from adacur.arrays import BoolArray
 from adacur.data import ItemFile, Passages
 from adacur.errors import AdacurError, IndexLocked, InputError
-from adacur.protocols import FirstStage, Items, Scorer
+from adacur.protocols import FirstStage, Scorer
 from adacur.records import Item, Query, as_queries, check_item
 from adacur.search.at_rest import store_at_rest
 from adacur.search.index_stages import update_first_stages
@@ -188,13 +188,14 @@ class Edit:
             self._change = Change(old.version, len(old.items), len(old.anchor_queries), calls=0)
             return None
 
-        def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
-            stages = _stages(self._index, old)
-            return update_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
+        def complete(version: IndexFolder, new: Collection[str] | None) -> Iterable[str]:
+            if new is not None:
+                stages = _stages(self._index, old)
+                update_first_stages(stages, version, new=new, progress=self._progress)
+            assert self._index.reopen is not None
+            return store_at_rest(Snapshot(version, first=self._index.reopen.first(version)))
 
-        reopen = self._index.reopen
-        assert reopen is not None
-        folder = update.switch(write, completes=lambda new: store_at_rest(Snapshot(new, first=reopen.first(new))))
+        folder = update.switch(complete)
         lost = {
             "compressed features": is_compressed(old.home) and not is_compressed(folder.home),
             "tunings": (old.home / TUNED).exists() and not (folder.home / TUNED).exists(),

@@ -129,9 +129,10 @@ def add_first_stages(
 
 
 def update_first_stages(
-    stages: Mapping[str, FirstStage], *, home: Path, items: Items, new: Collection[str], progress: bool
-) -> list[str]:
-    """Write the first stages of a new version, given those of the last one and the new ids; returns their names."""
+    stages: Mapping[str, FirstStage], version: IndexFolder, *, new: Collection[str], progress: bool
+) -> None:
+    """Write the first stages of a new version, given those of the last one and the new ids."""
+    home, items = version.home, version.items
     added = np.flatnonzero([id_ in new for id_ in items.ids])
     for name, stage in stages.items():
         folder = home / "first" / name
@@ -147,7 +148,6 @@ def update_first_stages(
             progress=progress and bool(len(added)),
         ).save(folder)
         write_checksums(folder)
-    return list(stages)
 
 
 def open_first_stages(

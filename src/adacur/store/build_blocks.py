@@ -104,8 +104,10 @@ def build_scores(
                 _log.warning("%s", cut_in_words(sealed.cut, len(stored), scorer.card))
             home, probes, digest = home_of(folder), sealed.probes, sealed.scores_digest
             manifest = replace(manifest, status="complete", probes=probes, cut=sealed.cut, scores_digest=digest)
-            version = IndexFolder.of_parts(folder, *read_parts(folder, home, manifest), manifest=manifest, home=home)
-            facts: dict[str, Any] = dict(completes(version)) if completes else {}
+            facts: dict[str, Any] = {}
+            if completes is not None:
+                parts = read_parts(folder, home, manifest)
+                facts |= completes(IndexFolder.of_parts(folder, *parts, manifest=manifest, home=home))
             write_manifest(home, replace(manifest, **facts))
     return IndexFolder.open(folder)
 

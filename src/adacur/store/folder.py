@@ -139,11 +139,6 @@ class IndexFolder:
         cells = self.exact_cells()
         return self.manifest.n_items * self.manifest.n_anchors if cells is None else int(np.count_nonzero(cells))
 
-    @property
-    def n_blocks(self) -> int:
-        """Blocks of scores on the disk, in all parts."""
-        return sum(part.manifest.n_blocks for part in self.parts)
-
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""
         return tuple(folder.name for folder in first_stage_folders(self.home))

@@ -189,19 +189,15 @@ def _on_disk(folder: Path) -> Allocate:
 
 
 def _read(place: Path, about: _About, folder: IndexFolder, embeddings: Callable[[], FloatArray]) -> Features:
-    def array(name: str, *, mapped: bool = False) -> Any:
-        return read_array(place / f"{name}.npy", kind="fiu", ndim=None, mapped=mapped)
+    def array(name: str, *, mapped: bool = False, optional: bool = False) -> Any:
+        file = place / f"{name}.npy"
+        return None if optional and not file.exists() else read_array(file, kind="fiu", ndim=None, mapped=mapped)
 
-    def optional(name: str, *, mapped: bool = False) -> Any:
-        return array(name, mapped=mapped) if (place / f"{name}.npy").exists() else None
-
-    parts = [
-        PackedRows(array(f"part{number}", mapped=True), optional(f"part{number}_scales", mapped=True))
-        for number in range(about.n_parts)
-    ]
+    names = [f"part{number}" for number in range(about.n_parts)]
+    parts = [PackedRows(array(n, mapped=True), array(f"{n}_scales", mapped=True, optional=True)) for n in names]
     if about.shares_vectors:
         parts.append(PackedRows(embeddings()))
-    centre, mixing = array("centre"), optional("mixing")
+    centre, mixing = array("centre"), array("mixing", optional=True)
     widths = {len(centre), sum(part.shape[1] for part in parts)} | (set() if mixing is None else {len(mixing)})
     if len(widths) > 1 or (about.leading and len(parts) != 2):
         raise ValueError(f"{len(parts)} parts, {sorted(widths)} columns and leading {about.leading!r} do not fit")
@@ -213,7 +209,7 @@ def _read(place: Path, about: _About, folder: IndexFolder, embeddings: Callable[
         scale=ScoreScale(array("scale_scores"), array("scale_rarities")),
         means=means,
         factors=ItemFactors(parts, centre, mixing=mixing, leading=about.leading),
-        anchor_vectors=optional("anchor_vectors"),
+        anchor_vectors=array("anchor_vectors", optional=True),
         precisions=array("precisions"),
         variance=about.variance,
         embedding_variance=about.embedding_variance,

