@@ -29,7 +29,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur.records import Query
 from adacur.replay.certificates import LIMITS, Courses, is_below
-from adacur.replay.known import KnownScores
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.searches import leaving_out
 from adacur.search.finding import expected_above, finding_rounds
 from adacur.search.plan import Plan

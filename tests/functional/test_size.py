@@ -41,3 +41,13 @@ def test_budgets_only_fall() -> None:
 
 def test_no_file_is_longer_than_its_reader_likes() -> None:
     assert {str(file): n for file, n in LINES.items() if n > BUDGETS["file"]} == {}
+
+
+def test_no_two_files_have_one_name() -> None:
+    """Whoever reads a name in an error, or looks for a file, finds one."""
+    names = Counter(file.name for file in LINES if not file.name.startswith("__"))
+    assert [name for name, n in names.items() if n > 1] == []
+
+
+def test_the_names_at_the_top_can_be_counted() -> None:
+    assert len(adacur.__all__) <= BUDGETS["names"]

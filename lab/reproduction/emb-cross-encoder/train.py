@@ -30,12 +30,12 @@ from adacur.extras.train import (
     make_emb_cross_encoder,
     save_emb_cross_encoder,
     train_cross_encoder,
-    train_dual_encoder,
 )
 from adacur.extras.train.checking import ranking_quality
 from adacur.first_stages.encoders import SentenceTransformerEncoder
 from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
 from adacur_lab.distillation import distill
+from adacur_lab.dual_encoder import train_dual_encoder
 from adacur_lab.experiments import Testbed
 
 SHORTLIST = 64

@@ -13,15 +13,15 @@ import numpy as np
 from adacur.arrays import IntArray
 from adacur.budget import is_whole
 from adacur.errors import EmptyInput, InputError
-from adacur.extras.train.dual_encoder import first_stage_depth, nearest_but
 from adacur.extras.train.judged_queries import split_for_learning, update_with_texts
 from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.training_settings import Towers, TrainingSettings, check_installed
+from adacur.extras.train.training_settings import TrainingSettings, check_installed
 from adacur.search import AnchorIndex
+from adacur_lab.dual_encoder import first_stage_depth, nearest_but
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task
-    from adacur.extras.train.towers import TowerExample
+    from adacur_lab.towers import TowerExample, Towers
 
 _log = logging.getLogger(__name__)
 # The paper's.
@@ -94,7 +94,7 @@ def distill(
     watched = f"top{n_best}_recall@{depth}"
 
     from adacur.extras.train.fitting import Examples, Task, run_training
-    from adacur.extras.train.towers import TowerItems, TowerPair
+    from adacur_lab.towers import TowerItems, TowerPair
 
     def prepare(base_folder: Path, run: RunFolder) -> Task:
         model = TowerPair.opened(base_folder, towers=towers, max_item_tokens=max_item_tokens)

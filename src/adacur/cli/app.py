@@ -19,12 +19,11 @@ from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import find, search
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
-from adacur.names import COMMANDS, TRAIN_COMMANDS, named
+from adacur.names import COMMANDS, named
 
 # All in all at most sixteen, and `adacur --help` fits a screen: the first sentence of each is short.
 _COMMANDS = (search, find, match, try_, build, tune, evaluate, inspect, *map(named, COMMANDS), demo)
 _INDEX = (add, remove, compact, compress)
-_TRAIN = tuple(map(named, TRAIN_COMMANDS))
 
 
 class Interrupted(Exception):
@@ -61,10 +60,6 @@ app = _group(
     epilog="Add --debug to any command to see the traceback of an error.",
 )
 app.add_typer(_group(_INDEX, help="Change an index."), name="index")
-app.add_typer(
-    _group(_TRAIN, help="Train models on your collection."),
-    name="train",
-)
 
 
 def _version(shown: bool) -> None:

@@ -36,9 +36,9 @@ class AdacurRetriever:
 
     - `filters`: Haystack's, where "meta.lang" is an item's metadata `lang`; where no item passes, there are no
       documents;
-    - `options`: those of `adacur.load` (scorer, encoder, device …) and of searches (budget, deadline, method and its
-      options, first, pool, fuse, filter). A pipeline can be written as YAML where they are plain values: a scorer by
-      its name, folder, URL or "module:function".
+    - `options`: those of `adacur.load` (scorer, encoder, device …), and of `AnchorIndex.search` or, with `above`, of
+      `AnchorIndex.find`. A pipeline can be written as YAML where they are plain values: a scorer by its name, folder,
+      URL or "module:function".
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """What the adapters share: hits as documents, documents as items, filters, and checks.
 
-An adapter turns its host's query into `search`, and the hits into the host's documents. All take the same
-options: `budget`, `method`, `first` and `filter` of `AnchorIndex.search`, as objects or in single values (`rounds`,
-`pool`, `fuse` …), as `adacur.search.search_options` reads them.
+An adapter turns its host's query into `search`, and the hits into the host's documents. All take the options of
+`AnchorIndex.search`, as objects or in single values, as `adacur.search.search_options` reads them; with `above`, those
+of `AnchorIndex.find`, and k does not count.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from adacur.records import Item
 from adacur.results import Hit
 from adacur.search import AnchorIndex, load, search_options
 from adacur.search.filters import Filter
+from adacur.search.finding import find_options
 
 
 def load_with(path: str | Path, options: Mapping[str, Any]) -> tuple[AnchorIndex, dict[str, Any]]:
@@ -39,8 +40,10 @@ def check_index(index: object) -> None:
 
 
 def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
-    """Like `index.search`, but a filter that no item passes gives no hits: an empty answer to a pipeline."""
+    """The hits for a query, but a filter that no item passes gives none: an empty answer to a pipeline."""
     with _empty_if_filtered(query, options):
+        if options.get("above") is not None:
+            return index.find(query, **find_options(**options))
         return index.search(query, k, **search_options(index, **options))
     return []
 
@@ -48,6 +51,8 @@ def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[H
 async def asearch(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
     """Like `search`, without blocking the event loop."""
     with _empty_if_filtered(query, options):
+        if options.get("above") is not None:
+            return await index.afind(query, **find_options(**options))
         return await index.asearch(query, k, **search_options(index, **options))
     return []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from adacur.extras import host_bridge as bridge
-from adacur.options import SEARCH_OPTIONS
+from adacur.options import FIND_OPTIONS, OPTIONS
 from adacur.records import Item
 from adacur.requirements import require
 from adacur.results import Hit
@@ -19,7 +19,8 @@ from langchain_core.documents import Document  # noqa: E402
 from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from pydantic import ConfigDict, Field, create_model  # noqa: E402
 
-_fields: dict[str, Any] = dict.fromkeys(SEARCH_OPTIONS, (Any, None))
+_OPTIONS = tuple(dict.fromkeys(one.name for one in (*OPTIONS, *FIND_OPTIONS)))
+_fields: dict[str, Any] = dict.fromkeys(_OPTIONS, (Any, None))
 _SearchFields: Any = create_model("_SearchFields", __base__=BaseRetriever, **_fields)
 _METHOD_FIELDS = ("rounds", "seed")
 
@@ -31,8 +32,8 @@ class AdacurRetriever(_SearchFields):  # type: ignore[misc]
     fused first stages it is what they are ordered by, and exact the scorer's. A filter that no item passes gives no
     documents. All fields may be given to `invoke` too, for that call.
 
-    - the options of `AnchorIndex.search` (`budget`, `method`, `first`, `filter`, `effort`, `min_relevance`,
-      `min_score`), as objects or in single values (`deadline`, `tokens`, `cost`, `price`, `pool`, `fuse`);
+    - the options of `AnchorIndex.search`, as objects or in single values as a command line takes them (`deadline`,
+      `tokens` …); with `above`, those of `AnchorIndex.find`: all items that score this or higher, whatever k is;
     - `rounds`, `seed`, and in `search_kwargs` other options of the method.
     """
 
@@ -72,7 +73,7 @@ class AdacurRetriever(_SearchFields):  # type: ignore[misc]
         return [_document(hit) for hit in hits]
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in ("k", *SEARCH_OPTIONS, *_METHOD_FIELDS)}
+        fields = {name: getattr(self, name) for name in ("k", *_OPTIONS, *_METHOD_FIELDS)}
         # None in a call stands for what the field says.
         now = {name: value for name, value in given.items() if value is not None}
         return fields | self.search_kwargs | now

@@ -35,7 +35,7 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     carry the item's metadata, and rank, round and exact, which are hidden from language models and embeddings.
 
     - `filters`: LlamaIndex's, on metadata; where no item passes, there are no nodes;
-    - `options`: those of `AnchorIndex.search` (budget, method, first, filter) and of LlamaIndex's retrievers.
+    - `options`: those of `AnchorIndex.search` or, with `above`, of `AnchorIndex.find`, and of LlamaIndex's retrievers.
     """
 
     def __init__(

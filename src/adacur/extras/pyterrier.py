@@ -15,6 +15,7 @@ from adacur.records import Query, as_queries
 from adacur.requirements import require
 from adacur.results import Hits
 from adacur.search import AnchorIndex, First, load, search_options
+from adacur.search.finding import find_options
 from adacur.store import IndexFolder
 from adacur.store.versions import version_files
 
@@ -32,7 +33,7 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
 
     - `index`: an `AnchorIndex`, or the folder or URL of one, which `scorer`, `encoder` and `allow_code` open as in
       `adacur.load`: a scorer that is a function or a service must be given, or trusted;
-    - `k` and `options`: those of `AnchorIndex.search`.
+    - `k` and `options`: those of `AnchorIndex.search`; with `above`, those of `AnchorIndex.find`.
     """
 
     ARTIFACT_TYPE = "adacur_index"
@@ -74,7 +75,11 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
                 replace(given, stage=first) if isinstance(given := options.get("first"), First) else first
             )
         texts = [Query(str(id_), text) for id_, text in zip(queries["qid"], queries["query"], strict=True)]
-        answers = self.index.search(texts, self.k, **search_options(self.index, **options)) if texts else []
+        answers: list[Hits] = []
+        if texts and options.get("above") is not None:
+            answers = self.index.find(texts, **find_options(**options))
+        elif texts:
+            answers = self.index.search(texts, self.k, **search_options(self.index, **options))
         return _frame(queries, answers, fused=any(hits.fused is not None for hits in answers))
 
     def __repr__(self) -> str:

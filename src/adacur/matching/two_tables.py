@@ -29,6 +29,7 @@ from adacur.records import Query
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.scorers.cached import Cached
 from adacur.scorers.prices import price_of
+from adacur.scorers.score_file import ScoreFile
 from adacur.search import AnchorIndex
 from adacur.search.spending import Limits
 
@@ -165,7 +166,7 @@ def _kept(till: Till, path: str | Path | None) -> Iterator[Cached]:
     with ExitStack() as stack:
         if path is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adacur-match-"))
-            cached = Cached(till, Path(folder, "scores"), key="one run", save_every=SAVED_TOGETHER)
+            cached = Cached(till, ScoreFile(Path(folder, "scores"), identity="one run"), save_every=SAVED_TOGETHER)
         else:
             cached = Cached(till, path, save_every=SAVED_TOGETHER, must_keep=True)
         try:

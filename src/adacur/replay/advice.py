@@ -291,7 +291,7 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     if choice == "unproven" and plan.n_judged < material.n_judged:
         lines.append(f"adacur try {quote(str(folder))}{fields}{scorer}{cut} --minutes 30")
     if choice == "no" and any((folder / file).is_file() for file in _TRAIN):
-        lines.append(f"adacur train cross-encoder {source} {quote(f'{name}-reranker')} --first {parts[0]} --turns 2")
+        lines.append(f"adacur train {source} {quote(f'{name}-reranker')} --first {parts[0]} --turns 2")
     return tuple(lines)
 
 

@@ -113,7 +113,7 @@ def depth(runs: Sequence[Run]) -> str:
         return ""
     change = _change(exact, reranked, OWN_ORDER)
     if change.high < 0 and change.value <= -MATTERS:
-        answer = "No: mend it first (adacur train cross-encoder), or keep to a pool of the first stage's best"
+        answer = "No: mend it first (adacur train), or search only the first stage's best"
     elif change.low > 0 and change.value >= MATTERS:
         answer = "Yes, deeper is better"
     elif max(change.high, -change.low) > _OVERLOOKED:

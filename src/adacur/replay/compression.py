@@ -17,7 +17,7 @@ from adacur.model.features import rows_at
 from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
 from adacur.replay.held_out import HeldOut, check_anchors, check_exact
-from adacur.replay.known import KnownScores
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.measures import recall_above
 from adacur.replay.searches import method_of
 from adacur.results import Hits

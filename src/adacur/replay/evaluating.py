@@ -23,7 +23,7 @@ from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import FirstStage, Scorer
 from adacur.records import Item, Query
 from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER
-from adacur.replay.known import KnownScores
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.material import Material, digest_of, plain_text, read_material
 from adacur.replay.measures import can_judge, kth_best
 from adacur.replay.runs import Run

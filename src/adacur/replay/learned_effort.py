@@ -10,7 +10,7 @@ import numpy as np
 from adacur.arrays import FloatArray
 from adacur.replay.means import cross_fit
 from adacur.results import Hits, Round
-from adacur.search.effort import EffortPoint, EffortRule, entered, signs
+from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
 
 # The losses at which searches may stop: what a search stops at is chosen among these.
 _LOSSES = np.geomspace(0.3, 0.0005, 40)
@@ -20,11 +20,11 @@ _RIDGE = 1e-3
 class Course(NamedTuple):
     """A replayed search that spent its whole budget: after each round, what could be known and what it had found.
 
-    `signs` are those of `search.effort.signs`, `calls` and `recalls` are after the round. Rounds before k items were
-    scored are left out: no search ends there.
+    `features` are those of `search.effort.stop_features`, `calls` and `recalls` are after the round. Rounds before k
+    items were scored are left out: no search ends there.
     """
 
-    signs: FloatArray
+    features: FloatArray
     calls: FloatArray
     recalls: FloatArray
 
@@ -41,9 +41,9 @@ def _course(rounds: Sequence[Round], *, k: int, budget: int, threshold: float) -
     exact = [round_.exact for round_ in rounds]
     calls = np.cumsum([len(scores) for scores in exact])
     found = np.cumsum([np.count_nonzero(scores >= threshold) for scores in exact])
-    news = entered(exact, k=k)
+    news = new_in_top_k(exact, k=k)
     told = [
-        signs([round_.expected_recall or 0.0], news[: at + 1], k=k, spent=calls[at] / budget)
+        stop_features([round_.expected_recall or 0.0], news[: at + 1], k=k, spent=calls[at] / budget)
         for at, round_ in enumerate(rounds)
     ]
     late = np.flatnonzero(calls >= min(k, calls[-1]))
@@ -71,7 +71,7 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
 
 
 def _losses(course: Course, weights: FloatArray) -> FloatArray:
-    return np.asarray(1 / (1 + np.exp(-np.clip(course.signs @ weights, -500, 500))))
+    return np.asarray(1 / (1 + np.exp(-np.clip(course.features @ weights, -500, 500))))
 
 
 def _end(expected: FloatArray, most: float) -> int:
@@ -82,7 +82,7 @@ def _end(expected: FloatArray, most: float) -> int:
 
 def _fitted(courses: Sequence[Course]) -> FloatArray:
     """Weights of the loss, by logistic regression: the recall that ending after a round would have lost."""
-    told = np.concatenate([course.signs[:-1] for course in courses])
+    told = np.concatenate([course.features[:-1] for course in courses])
     lost = np.concatenate([course.recalls[-1] - course.recalls[:-1] for course in courses])
     scale = np.maximum(np.abs(told).max(axis=0), 1e-9)
     told, weights = told / scale, np.zeros(len(scale))

@@ -17,7 +17,7 @@ from adacur.arrays import FloatArray
 from adacur.errors import InputError
 from adacur.protocols import FirstStage, Scorer
 from adacur.records import Query
-from adacur.replay.known import KnownScores
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.material import Material
 from adacur.replay.means import FEWEST_QUERIES
 from adacur.replay.measures import can_judge, telling_queries

@@ -21,7 +21,7 @@ from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import AnchorScores, Approximation, Approximator, Ranking, Scorer
 from adacur.records import Query, as_queries
 from adacur.replay.held_out import check_anchors, check_exact
-from adacur.replay.known import KnownScores
+from adacur.replay.known_scores import KnownScores
 from adacur.replay.measures import Qrels, exact_scores, judged_quality, recall_above
 from adacur.results import Hits
 from adacur.search import AnchorIndex

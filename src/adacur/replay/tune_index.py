@@ -48,8 +48,9 @@ def tune(
     Re-ranking starts from the first stage that is best for it.
 
     With judgements, `budget` is the most to spend, and the judged quality (nDCG of the k hits) chooses the first stage,
-    the smallest budget that is as good, `fuse` and `pool`. Searches for about this k that name none of these use them.
-    The relevance of hits then is the chance to be judged relevant, fitted to the hits of these queries.
+    the smallest budget that is as good, and what orders the hits (`Judged`). Searches for about this k that name none
+    of these use them. The relevance of hits then is the chance to be judged relevant, fitted to the hits of these
+    queries.
 
     Also learned is when a search has done enough (`effort`), unless `quick`.
 

@@ -36,12 +36,10 @@ def verdict(tuning: Tuning) -> str:
 
 
 def _judges_verdict(tuning: Tuning, judged: Judged) -> str:
-    order = f"fuse {judged.fuse:g}" if judged.fuse else "the scorer's order"
-    pool = f" and a pool of {judged.pool}" if judged.pool else ""
     means = (judged.chosen, judged.plain, judged.rerank, judged.alone)
     quality, plain, rerank, alone = (_short(mean.value) for mean in means)
     said = (
-        f"By {judged.n_queries} judged queries: {tuning.budget} calls from {tuning.first} with {order}{pool} reach "
+        f"By {judged.n_queries} judged queries: {tuning.budget} calls from {tuning.first} with {judged.order()} reach "
         f"{judged.measure} {quality}, {_more(judged.gain)} more than a search of {judged.largest} calls without "
         f"tuning ({plain}); re-ranking as many with the same order reaches {rerank}."
     )

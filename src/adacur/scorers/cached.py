@@ -36,9 +36,9 @@ class Cached(Wrapping):
     `known` is the path of an SQLite file, or a `MatrixScorer`, which keeps the scores that have a place in it; without
     either, scores are kept in memory. A file may serve several scorers, threads and processes at once. There a scorer
     is recognised by its card (weights, settings, arithmetic, backend, dtype and token limits); one without weights,
-    such as a service, only by its name and source: give a `key`, and another one when what they call has changed. A
-    function must have been given a `name` (or the cache a `key`), and another one when it scores differently. Pairs in
-    a file are known by their texts: do not keep scores there that follow from ids or metadata.
+    such as a service, only by its name and source. A function must have been given a `name`, and another one when it
+    scores differently; so should a service whose model changed. Pairs are known by their texts: do not keep scores
+    there that follow from ids or metadata.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
     every `save_every` pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are
@@ -51,7 +51,6 @@ class Cached(Wrapping):
         scorer: Scorer,
         known: str | Path | KnownScores | None = None,
         *,
-        key: str | None = None,
         save_every: int = 16_384,
         must_keep: bool = False,
     ) -> None:
@@ -65,7 +64,7 @@ class Cached(Wrapping):
         self._save_every = save_every
         self._must_keep = must_keep
         if isinstance(known, str | Path):
-            known = ScoreFile(Path(known), identity=_identity(scorer, key))
+            known = ScoreFile(Path(known), identity=_identity(scorer))
         self._known: KnownScores = ScoresInMemory() if known is None else known
         self._lock = threading.Lock()
 
@@ -160,12 +159,11 @@ def _unwrapped(scorer: Scorer) -> Scorer:
     return scorer
 
 
-def _identity(scorer: Scorer, key: str | None) -> str:
+def _identity(scorer: Scorer) -> str:
     """What distinguishes scorers, as text; fields that a card may get one day count too."""
     card = scorer.card
     fields: dict[str, object] = dataclasses.asdict(card)
-    inner = _unwrapped(scorer)
-    if key is None and not getattr(inner, "is_named", True):
+    if not getattr(_unwrapped(scorer), "is_named", True):
         raise InputError(
             f"A cache recognises functions and services by their names, and {card.name!r} is the name of many. Name "
             "it, and its version: adacur.scorer(…, name='my-model-v1'), which 'module:name' may stand for too; as an "
@@ -174,4 +172,4 @@ def _identity(scorer: Scorer, key: str | None) -> str:
     if card.weights:
         # They identify a model, wherever it lies and whatever its folder is called.
         del fields["name"], fields["source"]
-    return json.dumps(fields | {"key": key}, sort_keys=True)
+    return json.dumps(fields, sort_keys=True)

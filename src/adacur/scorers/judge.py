@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from adacur.budget import at_least
 from adacur.errors import InputError
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
+from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.http_address import CHAT, JUDGE, Address, source
 from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
 from adacur.scorers.verdicts import mean_verdict, verdict_in
@@ -23,7 +23,6 @@ ANSWERS = ("Yes", "No")
 _TASK = "Judge whether the document is relevant to the query."
 # What pairs share comes first, for servers that keep prefixes.
 _PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
-_PLACES = re.compile(r"\{(instruction|query|item)\}")
 # Services write −9999 or −inf for what cannot be.
 _IMPOSSIBLE = -100.0
 _CERTAIN = 1e-3
@@ -93,14 +92,14 @@ class JudgeScorer(RemoteScorer):
         self.url = address.endpoint(f"/v1{CHAT}")
         self.model = model or remembered.get("model")
         self.is_named = bool(name or self.model)
-        self._instruction = self.instruction or _TASK
         if given_prompt is None:
-            self.prompt = _usual_prompt(self.answers, is_graded=self._is_graded)
+            usual = _PAIR_TEXT + _question(self.answers, is_graded=self._is_graded)
+            self.prompt = PairPrompt.of_format(usual, instruction=self.instruction or _TASK)
         else:
-            self.prompt = _checked_prompt(given_prompt, instruction=self.instruction)
+            self.prompt = PairPrompt.of_format(given_prompt, instruction=self.instruction)
         self._top = top_logprobs
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
-        decides = [self.prompt, self._instruction, list(self.answers.items()), self._top, self._extra]
+        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra]
         decides += [] if self.samples is None else [self.samples]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
@@ -124,9 +123,7 @@ class JudgeScorer(RemoteScorer):
 
     def render(self, query: Query, item: Item) -> str:
         """The prompt of a pair, as it is sent."""
-        texts = {"instruction": self._instruction, "query": query.text, "item": item.text}
-        # In one pass, so that a text that says "{item}" is left as it is.
-        return _PLACES.sub(lambda place: texts[place[1]], self.prompt)
+        return self.prompt.render(query.text, item.text)
 
     @property
     def _is_graded(self) -> bool:
@@ -246,14 +243,13 @@ def _checked_answers(
             answers = json.loads(remembered["answers"]) if "answers" in remembered else ANSWERS
         except ValueError:
             answers = ()
-    grades: dict[str, float | None]
+    grades: dict[str, float | None] = {}
     if isinstance(answers, Mapping):
         grades = dict(answers)
-        numbers = [type(grade) in (int, float) and math.isfinite(grade) for grade in answers.values()]
-        fits = all(numbers) and len(set(grades.values())) > 1
-    else:
-        fits = isinstance(answers, list | tuple) and len(answers) == 2
-        grades = dict.fromkeys(answers) if fits and all(isinstance(one, str) for one in answers) else {}
+        numbers = all(type(grade) in (int, float) and math.isfinite(grade) for grade in answers.values())
+        fits = numbers and len(set(grades.values())) > 1
+    elif fits := isinstance(answers, list | tuple) and [type(one) for one in answers] == [str, str]:
+        grades = dict.fromkeys(answers)
     distinct = {_plain(answer) for answer in grades if isinstance(answer, str)} - {""}
     if not fits or len(distinct) != len(grades) or len(distinct) < 2:
         raise InputError(
@@ -263,23 +259,8 @@ def _checked_answers(
     return grades
 
 
-def _checked_prompt(prompt: str, *, instruction: str | None) -> str:
-    places = {place[1] for place in _PLACES.finditer(prompt)}
-    if not {"query", "item"} <= places:
-        raise InputError(f"prompt must have places for {{query}} and {{item}}; got {prompt!r}.")
-    if ("instruction" in places) != (instruction is not None):
-        rule = (
-            "prompt has a place for {instruction}: give one"
-            if instruction is None
-            else ("An instruction needs a place in prompt: {instruction}")
-        )
-        raise InputError(f"{rule}; got {prompt!r}.")
-    return prompt
-
-
-def _usual_prompt(answers: Mapping[str, float | None], *, is_graded: bool) -> str:
-    asked = f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
-    if is_graded:
-        rising = sorted(answers, key=lambda answer: answers[answer] or 0)
-        asked = f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."
-    return _PAIR_TEXT + asked
+def _question(answers: Mapping[str, float | None], *, is_graded: bool) -> str:
+    if not is_graded:
+        return f"Is the document relevant to the query? Answer with one word, {' or '.join(answers)}."
+    rising = sorted(answers, key=lambda answer: answers[answer] or 0)
+    return f"How relevant is it? Answer with one of {', '.join(rising)}, from not at all to perfectly."

@@ -23,7 +23,7 @@ from adacur.protocols import ScorerCard
 from adacur.records import Pair, check_texts
 from adacur.requirements import require
 from adacur.scorers.event_loop import all_at_once, background_loop, run_in_background
-from adacur.scorers.wrapping import Closing
+from adacur.scorers.wrapping import Closing, closed
 
 _log = logging.getLogger("adacur.scorers.http")
 # Only requests run on this loop, so that no blocking function of a user can hold up their clocks.
@@ -141,7 +141,7 @@ class RemoteScorer(Closing):
     async def _attempt(self, client: Any, content: bytes) -> Any:
         httpx2 = require("httpx2", extra="http")
         if client.is_closed:
-            raise self._has_been_closed()
+            raise closed(self.card.name)
         try:
             # The client's own timeouts start anew with every byte; a request's must not.
             async with asyncio.timeout(self._timeout), client.stream("POST", self.url, content=content) as coming:
@@ -185,7 +185,7 @@ class RemoteScorer(Closing):
 
     def _connected(self) -> tuple[Any, asyncio.Semaphore]:
         if self._closed:
-            raise self._has_been_closed()
+            raise closed(self.card.name)
         loop = asyncio.get_running_loop()
         # After a fork there is another loop, and the parent's connections must be left to the parent.
         if self._connections is None or self._connections[0] is not loop:
@@ -229,9 +229,6 @@ class RemoteScorer(Closing):
     def _without_key(self, text: str) -> str:
         # A server may repeat the key that it was sent.
         return text.replace(self._key, "***") if self._key else text
-
-    def _has_been_closed(self) -> ScorerFailed:
-        return ScorerFailed(f"The scorer {self.card.name!r} has been closed. Open it again to score.")
 
 
 def by_query(pairs: Sequence[Pair]) -> list[list[Pair]]:
@@ -283,10 +280,8 @@ def _breaks_off(response: Any) -> bool:
         return False
     try:
         response.json()
-    except json.JSONDecodeError:
-        return True
-    except (ValueError, RecursionError):
-        return False
+    except (ValueError, RecursionError) as error:
+        return isinstance(error, json.JSONDecodeError)
     return False
 
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.budget import at_least
-from adacur.errors import InputError, ScorerFailed
+from adacur.errors import InputError
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Pair
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from adacur.scorers.cross_encoders.weights import tensors_digest, weight_files, weights_hash, with_effect
-from adacur.scorers.wrapping import Closing
+from adacur.scorers.wrapping import Closing, closed
 
 _EXTRA = "sentence-transformers"
 # Tokenizers without a limit write 10^30.
@@ -103,7 +103,7 @@ class SentenceTransformersScorer(Closing):
             return np.empty(0, np.float32)
         with self._lock:
             if self._model is None:
-                raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
+                raise closed(self._name)
             if self._tokens is not None:
                 self._tokens.texts(list({query.text: query for query, _ in pairs}.values()), [])
             scores: FloatArray = self._model.predict(

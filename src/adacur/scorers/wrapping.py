@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
+from adacur.errors import ScorerFailed
 from adacur.protocols import AsyncScorer, Scorer, ScorerCard
 
 
@@ -19,6 +20,11 @@ class Closing(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def closed(name: str) -> ScorerFailed:
+    """The error of a scorer of this name that was closed."""
+    return ScorerFailed(f"The scorer {name!r} has been closed. Open it again to score.")
 
 
 class Wrapping(Closing):

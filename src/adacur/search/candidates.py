@@ -100,11 +100,11 @@ class CandidatesInMemory(Candidates):
 
     def confine(self, n: int, *, stream: int) -> None:
         """Only the first stage's best n may be scored, and a uniform sample where it found fewer."""
-        pool = self.found[:n]
-        if len(pool) < n:
-            pool = np.concatenate([pool, self.at_random(n - len(pool), stream=stream, without=pool)])
+        best = self.found[:n]
+        if len(best) < n:
+            best = np.concatenate([best, self.at_random(n - len(best), stream=stream, without=best)])
         self.unscored[:] = False
-        self.unscored[pool] = True
+        self.unscored[best] = True
 
     def from_first(self, n: int) -> IntArray:
         return self.found[self.unscored[self.found]][:n]

@@ -41,7 +41,7 @@ class EffortPoint:
 
 @dataclass(frozen=True, slots=True)
 class EffortRule:
-    """The recall that a search expects to lose by ending now: logistic in `signs`, with these weights.
+    """The recall that a search expects to lose by ending now: logistic in `stop_features`, with these weights.
 
     `curve` is measured on replayed anchor queries, cheapest point first, each half with weights of the other; `whole`
     is the recall of searches that spend the whole budget.
@@ -71,24 +71,24 @@ class EffortRule:
             )
         return found
 
-    def expected_loss(self, signs: FloatArray) -> FloatArray:
-        """The expected losses of searches with these signs, a row each."""
-        return np.asarray(1 / (1 + np.exp(-np.clip(signs @ np.array(self.weights), -500, 500))))
+    def expected_loss(self, features: FloatArray) -> FloatArray:
+        """The expected losses of searches with these `stop_features`, a row each."""
+        return np.asarray(1 / (1 + np.exp(-np.clip(features @ np.array(self.weights), -500, 500))))
 
 
-def signs(expected: Sequence[float], entered: Sequence[int], *, k: int, spent: float) -> FloatArray:
+def stop_features(expected: Sequence[float], news: Sequence[int], *, k: int, spent: float) -> FloatArray:
     """The features, after a round, that tell how much a search would still find.
 
     1, the log-odds of the expected recall, the share of the top k that is new in each of the last rounds, and the
     logarithm of the share of the budget spent.
     """
     now = min(max(expected[-1], 1e-4), 1 - 1e-4)
-    recent = [n / k for n in reversed(entered[-_ROUNDS_THAT_TELL:])]
+    recent = [n / k for n in reversed(news[-_ROUNDS_THAT_TELL:])]
     recent += [1.0] * (_ROUNDS_THAT_TELL - len(recent))
     return np.array([1.0, np.log(now / (1 - now)), *recent, np.log(spent)])
 
 
-def entered(exact: Sequence[FloatArray], *, k: int) -> list[int]:
+def new_in_top_k(exact: Sequence[FloatArray], *, k: int) -> list[int]:
     """For each round, given its exact scores, how many of its items were among the best k after it."""
     counts, best = [], np.empty(0)
     for scores in exact:

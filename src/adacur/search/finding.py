@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
 import numpy as np
 
 from adacur.budget import Budget, is_whole
-from adacur.errors import BudgetError, InputError
+from adacur.errors import BudgetError, InputError, UnknownOption
 from adacur.first_stages import AnyStage
 from adacur.names import CALIBRATED, named
-from adacur.options import PARTS
+from adacur.options import FIND_OPTIONS, PARTS
 from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.results import Certificate
@@ -309,6 +309,9 @@ def find_options(**values: Any) -> FindOptions:
     Their names are those of `adacur.options.FIND_OPTIONS`.
     """
     given = {name: value for name, value in values.items() if value is not None}
+    known = [option.name for option in FIND_OPTIONS]
+    if unknown := [name for name in given if name not in known]:
+        raise UnknownOption(f"A find does not take {', '.join(unknown)}. It takes: {', '.join(known)}.")
     if limits := {name: given.pop(name) for name in PARTS["budget"] if name in given}:
         given["budget"] = replace(Budget.of(given.get("budget", FIND_CALLS)), **limits)
     return cast("FindOptions", given)

@@ -22,12 +22,9 @@ from adacur.records import Item, ItemList
 from adacur.store import IndexFolder, first_stage_folders, locked, write_checksums, write_manifest
 from adacur.store.writing import full_disk_reported, made_whole
 
-# Kinds that have left the library; other packages may register them again.
-_FORMER = ("tfidf", "multi-vector", "random")
-
 
 class FirstStageWarning(UserWarning):
-    """A first stage cannot be used here, or cannot be asked about anchor queries."""
+    """A first stage cannot be asked about anchor queries."""
 
 
 def named_stages(first: Any) -> dict[str, Any]:
@@ -154,19 +151,9 @@ def open_first_stages(
     path: Path, *, encoder: Any = None, allow_code: bool = False
 ) -> Mapping[str, Callable[[], FirstStage]]:
     """How to open each first stage of an index folder; `allow_code` lets it name an encoder that needs consent."""
-    folders = first_stage_folders(path)
-    former = [folder.name for folder in folders if folder.name in _FORMER and folder.name not in FIRST_STAGES]
-    if former:
-        warnings.warn(
-            f"{path} has the first stage {' and '.join(map(repr, former))}, which this version of adacur cannot use: "
-            f"searches start from the others. Build the index again with --first {','.join(list(FIRST_STAGES)[:2])}.",
-            FirstStageWarning,
-            stacklevel=2,
-        )
     return {
         folder.name: functools.partial(load_first_stage, folder, encoder=encoder, allow_code=allow_code)
-        for folder in folders
-        if folder.name not in former
+        for folder in first_stage_folders(path)
     }
 
 

@@ -45,6 +45,21 @@ class First:
         if self.pool is not None and self.pool < 1:
             raise BudgetError(f"A pool must hold at least one item; got pool={self.pool}.")
 
+    def given(self) -> dict[str, Any]:
+        """What is given here, by the names of search options."""
+        return {"first": self.stage, "pool": self.pool}
+
+    def check(self, plan: Plan, k: int) -> None:
+        """Refuse a pool that a search for k items cannot have."""
+        if self.pool is None:
+            return
+        if plan.first is None:
+            raise BudgetError("A pool is the first stage's best items, so it needs a first stage; give first=….")
+        if self.pool < k:
+            raise BudgetError(
+                f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={self.pool}."
+            )
+
 
 class NoScorer:
     """Stands for the scorer in a search that calls none."""

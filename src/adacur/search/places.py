@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, IntArray
-from adacur.errors import BudgetError
 from adacur.first_stages import Placed
 from adacur.model.rank_slopes import RANKS_THAT_COUNT
 from adacur.protocols import Ranking
@@ -19,6 +18,7 @@ from adacur.search.candidates import CandidatesInMemory
 from adacur.search.device_search import batch_on_device, chooses_on_device
 from adacur.search.filters import Filter, allowed_by
 from adacur.search.finish import Documents, listed_by
+from adacur.search.methods import First
 from adacur.search.plan import Plan
 from adacur.seeds import stream_key
 
@@ -30,33 +30,27 @@ _PREDICTIONS_AT_ONCE = 50_000_000
 class InMemory:
     """The items of an index.
 
-    - `pool`: only the first stage's best N may be scored;
+    - `start`: whether only the first stage's best N may be scored, its pool;
     - `filter`: only items that pass it;
     - `first_weight`: how much the first stage raises predictions.
     """
 
-    pool: int | None = None
+    start: First
     filter: Filter | None = None
     first_weight: float = 0.0
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
         """Ready for searches of this plan."""
-        check_pool(self.pool, k)
+        self.start.check(plan, k)
         return OpenMemory(self, plan, k)
 
     def settings(self) -> Mapping[str, Any]:
         return {
-            "pool": self.pool,
+            "pool": self.start.pool,
             "filtered": self.filter is not None,
             "first_weight": self.first_weight,
             "engine": None,
         }
-
-
-def check_pool(pool: int | None, k: int) -> None:
-    """Refuse a pool that cannot hold the hits."""
-    if pool is not None and pool < k:
-        raise BudgetError(f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={pool}.")
 
 
 def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
@@ -92,7 +86,7 @@ class OpenMemory:
         approximation = None if plan.model is None else plan.model.begin(queries, lists)
         needs_scores = plan.listed or not plan.purse.calls
         listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
-        if place.pool is None and chooses_on_device(plan, approximation):
+        if place.start.pool is None and chooses_on_device(plan, approximation):
             return batch_on_device(
                 plan,
                 queries,
@@ -106,9 +100,9 @@ class OpenMemory:
                 approximation=approximation,
             )
         candidates = in_memory(plan, found, self._allowed)
-        if place.pool is not None:
+        if place.start.pool is not None:
             for query, some in zip(queries, candidates, strict=True):
-                some.confine(place.pool, stream=stream_key(plan.seed, "pool", query.id))
+                some.confine(place.start.pool, stream=stream_key(plan.seed, "pool", query.id))
         return QueryBatch(plan, queries, self._k, candidates=candidates, listed=listed, approximation=approximation)
 
     def gave_up(self, error: Exception) -> str | None:
@@ -124,7 +118,9 @@ class OpenMemory:
         if not isinstance(plan.first, Placed):
             return [NONE for _ in queries], [], []
         calls = plan.purse.calls
-        n = self._place.pool or (plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed))
+        n = self._place.start.pool or (
+            plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed)
+        )
         if self._place.first_weight:
             n = max(n, min(RANKS_THAT_COUNT, self._n_allowed))
         n = max(n, min(plan.listed, self._n_allowed))

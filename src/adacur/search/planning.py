@@ -62,7 +62,7 @@ def plan_search(
     if unknown:
         raise UnknownOption(
             f"A search does not take {', '.join(unknown)}. Options of a method belong to it, as in "
-            "method=Gaussian(rounds=3), a pool to First('dense', pool=500), and limits to Budget(100, deadline=0.5)."
+            "method=Gaussian(rounds=3), those of a first stage to First('dense', …), and limits to Budget(100, …)."
         )
     # One version throughout: an edit may move the index on to another at any time.
     snapshot = index.snapshot
@@ -81,9 +81,10 @@ def plan_search(
         budget = len(index) if is_exact else snapshot.default_budget(k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not is_exact else ()
     spend = Budget.of(budget)
-    asked: dict[str, Any] = {"pool": start.pool, "first": start.stage is not None and not fuse, "tokens": spend.tokens}
-    asked |= {"cost": spend.cost, "fuse": fuse, "min_score": min_score, "min_relevance": min_relevance}
-    if refused := [name for name in chosen.refuses if asked[name]]:
+    asked = {**start.given(), "tokens": spend.tokens, "cost": spend.cost, "fuse": fuse}
+    asked |= {"min_score": min_score, "min_relevance": min_relevance}
+    # A first stage to fuse is never refused.
+    if refused := [name for name in chosen.refuses if asked[name] and not (name == "first" and fuse)]:
         names = ", ".join(refused)
         raise BudgetError(f"Method {chosen.name!r} {chosen.because}: it does not take {names}. Leave that out.")
     # Otherwise the scorer is opened last: it takes the longest.
@@ -94,14 +95,12 @@ def plan_search(
         tuned = (*tuned, *also_tuned)
     snapshot.check(chosen, filter)
     floors = Floors(snapshot.relevance(), min_relevance, min_score)
-    place = snapshot.place(pool=start.pool, filter=filter)
+    place = snapshot.place(start, filter)
     # An exact search needs a first stage only to fuse its scores in.
     stage = snapshot.stage(start.stage) if fuse or not is_exact else None
     scoring = index.scorer if scorer is None else scorer
     if fuse is None:
         fuse = 0.0 if stage is None or is_exact else snapshot.usual_fuse(scoring.card, first=stage.name)
-    if stage is None and start.pool is not None:
-        raise BudgetError("A pool is the first stage's best items, so it needs a first stage; give first=….")
     if stage is None and fuse:
         raise InputError("fuse blends the first stage's scores into the final order; give first=….")
     check_k(k, None if is_exact else calls)

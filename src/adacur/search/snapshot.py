@@ -116,9 +116,9 @@ class Snapshot:
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
         )
 
-    def place(self, *, pool: int | None, filter: Filter | None) -> Any:  # noqa: A002
+    def place(self, start: First, filter: Filter | None) -> Any:  # noqa: A002
         """Where the items of a search are."""
-        return InMemory(pool, filter)
+        return InMemory(start, filter)
 
     def check(self, method: Method, filter_: Filter | None) -> None:
         """Refuse what cannot be done where the items are: in memory, nothing is refused."""
@@ -348,7 +348,7 @@ class Snapshot:
     ) -> tuple[First, float | None, tuple[str, ...]]:
         """The start of a search and `fuse`, filled in from the tuning where they are open, and the names of these.
 
-        Judgements choose `fuse` and `pool` for one first stage, and no other uses them.
+        What judgements chose for one first stage, no other uses.
         """
         taken: tuple[str, ...] = ()
         if start.stage is None:
@@ -362,11 +362,10 @@ class Snapshot:
             return start, fuse, taken
         if fuse is None:
             fuse, taken = tuning.judged.fuse, (*taken, "fuse")
-        if start.pool is None and tuning.judged.pool and method != "rerank":
-            # In the same proportion to the budget as when it was chosen.
-            pool = min(len(self.anchors.items), max(k, round(tuning.judged.pool * budget / tuning.budget)))
-            start, taken = replace(start, pool=pool), (*taken, "pool")
-        return start, fuse, taken
+        if method == "rerank":
+            return start, fuse, taken
+        start, narrowed = tuning.narrowed(start, k=k, budget=budget, n_items=len(self.anchors.items))
+        return start, fuse, (*taken, *narrowed)
 
     def _near(self, k: int, budget: int) -> list[Tuning]:
         """The tunings whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.

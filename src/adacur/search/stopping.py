@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
-from adacur.search.effort import EffortPoint, EffortRule, entered, signs
+from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class Stop:
             return recall, recall >= self.recall
         rule, point = self.effort
         spent = sum(map(len, now.exact)) / now.planned
-        values = signs([recall], entered(now.exact, k=now.k), k=now.k, spent=spent)
+        values = stop_features([recall], new_in_top_k(now.exact, k=now.k), k=now.k, spent=spent)
         return recall, bool(rule.expected_loss(values) <= point.loss)
 
     def settings(self) -> Mapping[str, Any]:

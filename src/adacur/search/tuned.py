@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adacur.data.stored import read_record, read_versioned, sealed_json
 from adacur.errors import DamagedIndex, InputError
 from adacur.records import Query
 from adacur.search.effort import EffortRule
 from adacur.store.database import digest_texts
+
+if TYPE_CHECKING:
+    from adacur.search.methods import First
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
@@ -133,6 +136,11 @@ class Judged:
     worth: Mean | None = None
     alone_first: str | None = None
 
+    def order(self) -> str:
+        """What orders the hits, and which items may be among them."""
+        order = f"fuse {self.fuse:g}" if self.fuse else "the scorer's order"
+        return f"{order} and a pool of {self.pool}" if self.pool else order
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -160,6 +168,14 @@ class Tuning:
     def first_of(self, method: str) -> str | None:
         """The first stage for a method. Where judgements chose, the one that the weight was chosen for."""
         return self.rerank_first or self.first if method == "rerank" and self.judged is None else self.first
+
+    def narrowed(self, start: First, *, k: int, budget: int, n_items: int) -> tuple[First, tuple[str, ...]]:
+        """A first stage with the pool that judgements chose, where it names none, and the names of what was chosen."""
+        if self.judged is None or self.judged.pool is None or start.pool is not None:
+            return start, ()
+        # In the same proportion to the budget as when it was chosen.
+        pool = max(k, round(self.judged.pool * budget / self.budget))
+        return replace(start, pool=min(n_items, pool)), ("pool",)
 
     def recall_of(self, method: str) -> Prediction:
         """The prediction for a method."""

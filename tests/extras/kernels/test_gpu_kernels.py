@@ -20,7 +20,7 @@ def interpreted(program: str) -> None:
         from adacur.scorers import TorchCrossEncoder
         from adacur.extras.kernels import (attention, gpu_kernels)
         from adacur.extras.kernels.attention import _padded
-        from adacur.model.device_kernels import product_of_narrow
+        from adacur.extras.kernels.narrow_product import product_of_narrow
         from adacur.extras.kernels.gpu_kernels import add_norm, attend_on_gpu, linear_gelu
         torch.manual_seed(0)
         """,

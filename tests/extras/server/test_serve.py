@@ -511,6 +511,17 @@ def test_rerank_scores_the_documents_it_is_given_exactly(client):
     assert [one["relevance_score"] for one in raw["results"]] == [logits[at] for at in order]
 
 
+def test_clients_that_know_no_version_re_rank_at_the_root_and_learn_which_models_there_are(client):
+    asked = {"query": "a ship", "documents": DOCUMENTS}
+    named, bare = (client.post(path, json=asked).json() for path in ("/v1/rerank", "/rerank"))
+    assert bare == named
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [one["id"] for one in listed["data"]] == [one["name"] for one in client.get("/v1/indexes").json()["indexes"]]
+    for model in [one["id"] for one in listed["data"]]:
+        assert client.post("/rerank", json={**asked, "model": model}).status_code == 200
+
+
 def test_a_rerank_returns_what_is_asked_for_and_equal_scores_keep_their_order(client):
     documents = [{"text": text, "title": "more"} for text in DOCUMENTS]
     asked = {"model": "texts", "query": "a ship", "documents": documents, "top_n": 2, "return_documents": False}
@@ -1016,6 +1027,7 @@ def test_every_route_is_described(client):
         "/v1/find",
         "/v1/rerank",
         "/v1/indexes",
+        "/v1/models",
         "/v1/indexes/{name}/recall",
         "/healthz",
         "/readyz",

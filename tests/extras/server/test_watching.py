@@ -163,7 +163,7 @@ def test_it_may_be_switched_off() -> None:
 
 def test_old_scores_in_a_cache_hide_nothing(tmp_path) -> None:
     service = Service()
-    with Cached(service, tmp_path / "scores.sqlite", key="k") as cached:
+    with Cached(service, tmp_path / "scores.sqlite") as cached:
 
         async def checked() -> None:
             server, watch, _, _ = watching({"small": world_index(cached)})

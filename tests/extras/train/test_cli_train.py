@@ -22,7 +22,7 @@ import pytest
 
 import adacur
 from adacur.data import read_beir
-from adacur.extras.train import EmbHead, export_onnx, train_cross_encoder, train_dual_encoder
+from adacur.extras.train import EmbHead, export_onnx, train_cross_encoder
 from adacur.requirements import install_command
 from tests.functional.commands import ADACUR, Ran, environment, here, run, write_lines
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
@@ -30,7 +30,6 @@ from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transforme
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-COMMANDS = ("cross-encoder", "dual-encoder")
 N_ITEMS, N_QUERIES = 60, 40
 # A second or so of training, and a checkpoint after every epoch.
 OPTIONS = ("head=cls", "negatives=5", "depth=20", "shortlist=20", "learning_rate=1e-3", "batch_queries=4", "patience=0")
@@ -86,10 +85,8 @@ def folder(shop: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(
-    folder: Path, out: str, *options: object, what: str = "cross-encoder", data: str = "beir", ran: Any = here
-) -> Ran:
-    return ran("train", what, data, out, *options, cwd=folder)
+def train(folder: Path, out: str, *options: object, data: str = "beir", ran: Any = here) -> Ran:
+    return ran("train", data, out, *options, cwd=folder)
 
 
 def losses(out: Path) -> list[float]:
@@ -141,51 +138,21 @@ def test_an_emb_cross_encoder_is_trained_with_its_tags(folder: Path) -> None:
     assert EmbHead.from_config(json.loads((folder / "emb" / "config.json").read_text())) is not None
 
 
-def test_a_trained_dual_encoder_is_the_encoder_of_an_index_and_the_first_stage_of_a_training(folder: Path) -> None:
-    tiny = ("--base", "tiny", "--set", "learning_rate=1e-3", "--set", "batch_queries=8", "--epochs", 1)
-    ran = train(folder, "dual", *tiny, what="dual-encoder")
-    assert ran.code == 0, ran
-    assert "mrr@10" in ran.out
-    assert "--first bm25,dense --encoder dual" in ran.err
-    built = here(
-        *("build", "beir", "by-dual.adacur", "--first", "dense", "--encoder", "dual", "-n", 4),
-        *("--scorer", "my_scorers:shared"),
-        cwd=folder,
-    )
-    assert built.code == 0, built
-    assert "first stages dense" in built.out
-    assert "Loading weights" not in built.err
-    again = train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1)
-    assert again.code == 0, again
-    # However its path is written, it is the same first stage; trained anew it is another.
-    assert settings(folder / "mined")["first_settings"]["encoder"]["source"] == str((folder / "dual").resolve())
-    shutil.rmtree(folder / "dual")
-    assert train(folder, "dual", *tiny, "--set", "seed=1", what="dual-encoder").code == 0
-    train(folder, "mined", *QUICK, "--first", "dual", "--epochs", 1).refused("encoder")
-
-
 class BegunError(Exception):
     """Ends a run that has written what it is made from."""
 
 
-@pytest.mark.parametrize("what", COMMANDS)
-def test_what_is_not_asked_for_is_as_in_the_library(what: str, shop: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_what_is_not_asked_for_is_as_in_the_library(shop: Path, tmp_path: Path, monkeypatch: Any) -> None:
     def begun(*_: Any, **__: Any) -> None:
         raise BegunError
 
     monkeypatch.setattr("adacur.extras.train.fitting.fit", begun)
     base = shop / "tiny"
-    options = ("--base", base, *(("--set", "head=cls") if what == "cross-encoder" else ()))
-    train(shop, str(tmp_path / "command"), *options, what=what).refused("BegunError")
-
+    train(shop, str(tmp_path / "command"), "--base", base, "--set", "head=cls").refused("BegunError")
     collection = read_beir(shop / "beir", split="train")
     first = adacur.BM25.build(collection.items)
-    in_library = {
-        "cross-encoder": lambda out: train_cross_encoder(collection, out, base=base, first=first, head="cls"),
-        "dual-encoder": lambda out: train_dual_encoder(collection, out, base=base, first=first),
-    }
     with pytest.raises(BegunError):
-        in_library[what](tmp_path / "library")
+        train_cross_encoder(collection, tmp_path / "library", base=base, first=first, head="cls")
     assert settings(tmp_path / "command") == settings(tmp_path / "library")
 
 
@@ -223,7 +190,7 @@ def test_fewer_queries_than_a_batch_are_a_step_per_epoch(folder: Path) -> None:
 def killed(folder: Path, out: str, *options: object) -> int:
     """Train in another process until a checkpoint is there, and kill it; its exit code."""
     process = subprocess.Popen(
-        [ADACUR, "train", "cross-encoder", "beir", out, *map(str, options)],
+        [ADACUR, "train", "beir", out, *map(str, options)],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -372,15 +339,9 @@ def test_the_judgements_of_a_test_are_not_learnt_from(folder: Path) -> None:
 # ── without the extra ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("what", "missing"),
-    [("cross-encoder", "torch"), ("dual-encoder", "sentence_transformers")],
-)
-def test_without_the_extra_the_line_that_installs_it_is_shown(
-    what: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    ran = here("train", what, "beir", "out", cwd=tmp_path)
+def test_without_the_extra_the_line_that_installs_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ran = here("train", "beir", "out", cwd=tmp_path)
 
     assert ran.code == 1
-    assert ran.err == f"Error: {missing} is not installed. Install it with: {install_command('training')}\n"
+    assert ran.err == f"Error: torch is not installed. Install it with: {install_command('training')}\n"

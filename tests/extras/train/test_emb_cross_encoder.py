@@ -13,7 +13,7 @@ from adacur.errors import FileFormatError, InputError, StorageFull
 from adacur.extras.train import EmbHead, load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
 from adacur.scorers import TorchCrossEncoder, scorer
-from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.padded_batches import PaddedBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_emb, tiny_transformer
 
@@ -77,8 +77,8 @@ def test_packed_scores_are_those_of_the_padded_forward(folder) -> None:
     pairs = PAIRS + TAGGED
     tokenizer, module = load_emb_cross_encoder(folder)
     tokens = PairTokenizer(tokenizer.backend_tokenizer, max_tokens=64)
-    batches = PairBatches(torch, tokens.pairs(pairs), device=torch.device("cpu"), pad_id=tokenizer.pad_token_id)
-    inputs = batches.padded(0, len(pairs))
+    batches = PaddedBatches(torch, tokens.pairs(pairs), device=torch.device("cpu"), pad_id=tokenizer.pad_token_id)
+    inputs = batches.inputs(0, len(pairs))
     if "token_type_ids" not in tokenizer.model_input_names:
         del inputs["token_type_ids"]
     with torch.inference_mode():

@@ -14,7 +14,6 @@ from adacur import AnchorIndex, First, Item, Query
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard, as_hits
 from adacur.results import Hits
-from adacur.search.index_stages import FirstStageWarning
 
 STAGES = FIRST_STAGES
 METHODS = ("gaussian", "adacur", "anncur", "rerank")
@@ -127,18 +126,6 @@ def test_stages_that_cannot_be_built_are_refused_before_anything_is_scored(tmp_p
         with pytest.raises(UnknownName, match=name):
             build(tmp_path / "i", first=[name])
     assert not (tmp_path / "i").exists()
-
-
-@pytest.mark.parametrize("name", ["tfidf", "multi-vector"])
-def test_a_first_stage_that_left_the_library_is_skipped_with_a_warning(tmp_path, name) -> None:
-    path = tmp_path / "i.adacur"
-    build(path, first=["bm25"])
-    (path / "versions/1/first" / "bm25").rename(path / "first" / name)
-    settings = path / "versions/1/first" / name / "retriever.json"
-    settings.write_text(settings.read_text().replace("bm25", name))
-    with pytest.warns(FirstStageWarning, match=name):
-        index = adacur.load(path, scorer=shared_words)
-    assert index.first_stages == ("random",)
 
 
 def test_a_search_takes_an_engine_that_answers_by_id(index) -> None:

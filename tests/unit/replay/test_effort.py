@@ -9,7 +9,7 @@ from adacur import AnchorIndex, Item, Query, tune
 from adacur.errors import DamagedIndex, InputError
 from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer
-from adacur.search.effort import EffortPoint, EffortRule, entered, signs
+from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
 from adacur.search.tuned import TUNED, as_stored, read_tunings
 
 N_ITEMS, N_ANCHORS, N_NEW, K, BUDGET = 400, 60, 30, 5, 80
@@ -94,10 +94,10 @@ def test_more_recall_than_the_budget_brings_is_refused_with_what_it_brings() -> 
 
 def test_the_signs_of_a_search_are_what_its_last_rounds_brought() -> None:
     rounds = [np.array([1.0, 2.0, 3.0]), np.array([2.5, 0.0]), np.array([-1.0])]
-    assert entered(rounds, k=3) == [3, 1, 0]
-    told = signs([0.9], entered(rounds, k=3), k=3, spent=0.5)
+    assert new_in_top_k(rounds, k=3) == [3, 1, 0]
+    told = stop_features([0.9], new_in_top_k(rounds, k=3), k=3, spent=0.5)
     assert told == pytest.approx([1, np.log(9), 0, 1 / 3, 1, np.log(0.5)])
-    assert signs([0.9], [3], k=3, spent=0.5)[2:5].tolist() == [1, 1, 1]
+    assert stop_features([0.9], [3], k=3, spent=0.5)[2:5].tolist() == [1, 1, 1]
 
 
 def test_it_is_stored_with_the_tuning_and_read_again(tuned, tmp_path: Path) -> None:

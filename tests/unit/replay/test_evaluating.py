@@ -140,7 +140,7 @@ def test_judged_quality_is_of_the_order_that_searches_have_and_recall_of_the_sco
 
 def test_a_cache_of_the_users_own_is_used(places, tmp_path) -> None:
     for number in range(2):
-        cached = Cached(opened(score), tmp_path / "mine.sqlite", key="score")
+        cached = Cached(opened(score, name="score-1"), tmp_path / "mine.sqlite")
         evaluate(places, scorer=cached, output=tmp_path / f"out-{number}", **SIZES)
         assert bool(cached.misses) == (number == 0)
 

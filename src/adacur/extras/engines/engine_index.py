@@ -32,7 +32,7 @@ from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search.filters import Filter
 from adacur.search.finish import Documents
 from adacur.search.index import AnchorIndex
-from adacur.search.methods import Method
+from adacur.search.methods import First, Method
 from adacur.search.snapshot import Snapshot
 from adacur.spelling import did_you_mean
 from adacur.store import AnchorTable
@@ -161,8 +161,8 @@ class EngineSnapshot(Snapshot):
     def in_memory(self) -> bool:
         return False
 
-    def place(self, *, pool: int | None, filter: Filter | None) -> InEngine:  # noqa: A002
-        return InEngine(self.engine.filtered(filter), pool)
+    def place(self, start: First, filter: Filter | None) -> InEngine:  # noqa: A002
+        return InEngine(self.engine.filtered(filter), start)
 
     def documents(self) -> tuple[Documents, ...]:
         return ()

@@ -28,7 +28,7 @@ from adacur.records import Item, Query
 from adacur.search.asktell import NONE, SHORTLIST, QueryBatch
 from adacur.search.candidates import Candidates, raised_by
 from adacur.search.finish import LISTED
-from adacur.search.places import check_pool
+from adacur.search.methods import First
 from adacur.search.plan import Plan
 from adacur.seeds import item_keys
 
@@ -276,21 +276,21 @@ class BatchInEngine(QueryBatch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InEngine:
-    """The items of a collection; `pool` and `first_weight` as for `InMemory`."""
+    """The items of a collection; `start` and `first_weight` as for `InMemory`."""
 
     engine: EngineItems
-    pool: int | None = None
+    start: First
     first_weight: float = 0.0
     keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenEngine:
         """Ready for searches of this plan."""
-        check_pool(self.pool, k)
+        self.start.check(plan, k)
         return OpenEngine(self, plan, k)
 
     def settings(self) -> Mapping[str, Any]:
         filtered, name = self.engine.where is not None, self.engine.store.name
-        return {"pool": self.pool, "filtered": filtered, "first_weight": self.first_weight, "engine": name}
+        return {"pool": self.start.pool, "filtered": filtered, "first_weight": self.first_weight, "engine": name}
 
 
 class OpenEngine:
@@ -323,7 +323,7 @@ class OpenEngine:
             engine = replace(engine, n_items=engine.store.count(engine.where))
         touched = SeenItems(engine)
         ranks_count = place.first_weight or plan.uses_ranks or first.n_stages > 1
-        depth = max(place.pool or calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
+        depth = max(place.start.pool or calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
         if not calls:
             # Some may be without a word.
             depth = max(self._k, LISTED)
@@ -349,7 +349,7 @@ class OpenEngine:
                 raise InputError(f"{engine.store.name} has no vectors to predict from. Search with method='rerank'.")
             approximation = plan.model.begin(queries, lists, features=engine.outline.features(touched.rows))
         candidates = [
-            CandidatesInEngine(touched, ranking.positions, first_weight=place.first_weight, pool=place.pool)
+            CandidatesInEngine(touched, ranking.positions, first_weight=place.first_weight, pool=place.start.pool)
             for ranking in rankings
         ]
         listed = [ranking.scores for ranking in rankings if plan.listed or not calls]

@@ -1,8 +1,7 @@
-"""Language models as scorers: which tokens pairs share, batches of prompts, and the forward pass by transformers."""
+"""Language models as scorers: which tokens pairs share, and batches of prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,60 +9,6 @@ import numpy as np
 from adacur.arrays import IntArray
 from adacur.extras.kernels.decoder_forward import PackedDecoder
 from adacur.scorers.cross_encoders.pair_tokens import TokenArray, TokenPairs
-
-
-class TransformersDecoder:
-    """Any decoder of transformers as it is, over batches padded on the right: causal attention never looks there."""
-
-    pads = True
-
-    def __init__(self, model: Any, *, device: Any, dtype: Any) -> None:
-        import torch
-
-        self._torch, self._model, self._device, self._dtype = torch, model, device, dtype
-
-    def last_hidden(self, prompts: Sequence[TokenArray]) -> Any:
-        """The vector of each prompt's last token."""
-        torch = self._torch
-        lengths = np.array([len(prompt) for prompt in prompts])
-        order = np.argsort(-lengths, kind="stable")
-        hidden = torch.empty(len(prompts), self._model.config.hidden_size, dtype=self._dtype, device=self._device)
-        start = 0
-        while start < len(order):
-            longest = lengths[order[start]]
-            # Prompts of like length together: less than a tenth is padding, but for the few of a small batch.
-            end = max(start + 8, start + int(np.count_nonzero(lengths[order[start:]] * 10 >= longest * 9)))
-            rows = order[start:end]
-            ids = np.zeros((len(rows), longest), np.int64)
-            for row, at in enumerate(rows):
-                ids[row, : lengths[at]] = prompts[at]
-            is_token = np.arange(longest) < lengths[rows, None]
-            inputs = torch.from_numpy(ids).to(self._device)
-            mask = torch.from_numpy(is_token.astype(np.int64)).to(self._device)
-            out = self._model(input_ids=inputs, attention_mask=mask, use_cache=False).last_hidden_state
-            last = torch.from_numpy(lengths[rows] - 1).to(self._device)
-            hidden[torch.from_numpy(rows).to(self._device)] = out[torch.arange(len(rows), device=self._device), last]
-            start = end
-        return hidden
-
-    def last_hidden_shared(
-        self,
-        prefixes: Sequence[TokenArray],
-        continuations: Sequence[TokenArray],
-        prefix_of: IntArray,
-        *,
-        continuation_of: IntArray,
-    ) -> Any:
-        """The same of prompts in two parts; here nothing is saved by that."""
-        parts = zip(prefix_of, continuation_of, strict=True)
-        return self.last_hidden([np.concatenate((prefixes[left], continuations[right])) for left, right in parts])
-
-
-def decoder_body(model: Any, *, device: Any, dtype: Any) -> PackedDecoder | TransformersDecoder:
-    """The fastest forward pass that can run this body of a transformers model."""
-    if PackedDecoder.can_run(model):
-        return PackedDecoder(model, device=device, dtype=dtype)
-    return TransformersDecoder(model, device=device, dtype=dtype)
 
 
 class PromptBatches:
@@ -100,21 +45,14 @@ class PromptBatches:
     def __len__(self) -> int:
         return len(self._order)
 
-    def end(self, start: int, *, tokens: int, padded: bool = False) -> int:
-        """Where a batch of at most `tokens` tokens ends that begins here; what it shares counts once.
-
-        Where prompts are `padded`, at most twice as many may stand in the padded batch.
-        """
+    def end(self, start: int, *, tokens: int) -> int:
+        """Where a batch of at most `tokens` tokens ends that begins here; what it shares counts once."""
         before = (self._ends[start - 1] if start else 0) + self._prefix_ends[self._groups[start]]
         before -= self._prefixes[self._groups[start]]
         used = self._ends[start:] + self._prefix_ends[self._groups[start:]] - before
-        end = start + max(1, int(np.searchsorted(used, tokens, side="right")))
-        if padded:
-            longest = int((self._rest[start:end] + self._prefixes[self._groups[start:end]]).max())
-            end = min(end, start + max(1, 2 * tokens // longest))
-        return end
+        return start + max(1, int(np.searchsorted(used, tokens, side="right")))
 
-    def hidden(self, body: PackedDecoder | TransformersDecoder, start: int, end: int) -> Any:
+    def hidden(self, body: PackedDecoder, start: int, end: int) -> Any:
         """The last vectors of these prompts."""
         rows = self._order[start:end]
         groups, at, prefix_of = np.unique(self._groups[start:end], return_index=True, return_inverse=True)

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from adacur.extras.kernels.decoder import PromptBatches, decoder_body
+from adacur.extras.kernels.decoder import PromptBatches
+from adacur.extras.kernels.decoder_forward import PackedDecoder
 from adacur.extras.kernels.packed_encoder import PackedEncoder
+from adacur.extras.kernels.pair_batches import PackedTokens, PairBatches
 from adacur.extras.kernels.recorded import RecordedForward
 from adacur.scorers.cross_encoders.forwards import ModelParts, in_dtype, model_parts
 from adacur.scorers.cross_encoders.opened_model import OpenedModel
-from adacur.scorers.cross_encoders.pair_batches import PackedTokens, PairBatches
 
 
 class PackedForward:
@@ -23,12 +24,13 @@ class PackedForward:
         torch: Any,
         parts: ModelParts,
         *,
+        device: Any,
         head: Callable[[Any], Any],
         reads: Callable[[PackedTokens], Any] | None = None,
     ) -> None:
         self._torch = torch
         self._encoder = PackedEncoder(torch, parts.model.base_model, takes_types=parts.takes_types)
-        self._head, self._reads, self.batches = head, reads, parts.batches
+        self._head, self._reads, self.batches = head, reads, partial(PairBatches, torch, device=device)
 
     def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
         return batches.packed_end(start, tokens=tokens)
@@ -53,21 +55,21 @@ class PromptedForward:
     """A language model over prompts: its body, and the rows of its head that are read."""
 
     def __init__(self, torch: Any, body: Any, head: Any, *, device: Any, dtype: Any) -> None:
-        self._body, self._head = decoder_body(body, device=device, dtype=dtype), head.to(device)
+        self._body, self._head = PackedDecoder(body, device=device, dtype=dtype), head.to(device)
         self.batches = partial(PromptBatches, torch, device=device)
 
     def batch_end(self, batches: PromptBatches, start: int, *, tokens: int) -> int:
-        return batches.end(start, tokens=tokens, padded=self._body.pads)
+        return batches.end(start, tokens=tokens)
 
     def logits(self, batches: PromptBatches, start: int, end: int) -> Any:
         return self._head(batches.hidden(self._body, start, end))
 
 
-def fast_forward(
-    torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int
-) -> PackedForward | PromptedForward | None:
-    """The forward pass of a language model, or of an encoder that runs without padding; None for others."""
+def fast_forward(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any) -> PackedForward | PromptedForward | None:
+    """The forward pass of a language model or an encoder that runs without padding; None for others."""
     if opened.head is not None:
+        if not PackedDecoder.can_run(opened.model.base_model):
+            return None
         body = in_dtype(opened.model.base_model, dtype).to(device).eval()
         return PromptedForward(torch, body, opened.head, device=device, dtype=dtype)
     # An [EMB] head says itself what it reads; a classifier reads the vectors of first tokens.
@@ -75,10 +77,9 @@ def fast_forward(
     can_read = reads is not None or hasattr(opened.model, "classifier")
     if not PackedEncoder.can_run(opened.model.base_model) or not can_read:
         return None
-    parts = model_parts(torch, opened, device=device, dtype=dtype, pad_id=pad_id)
-    return PackedForward(
-        torch, parts, head=head or (lambda vectors: parts.read(_classified(parts.model, vectors))), reads=reads
-    )
+    parts = model_parts(torch, opened, device=device, dtype=dtype)
+    head = head or (lambda vectors: parts.read(_classified(parts.model, vectors)))
+    return PackedForward(torch, parts, device=device, head=head, reads=reads)
 
 
 def _classified(model: Any, vectors: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adacur.extras.kernels.attention import attend, has_kernel, kernels_for
-from adacur.scorers.cross_encoders.pair_batches import PackedTokens
+from adacur.extras.kernels.pair_batches import PackedTokens
 
 _MODEL_TYPES = {"bert", "camembert", "roberta", "xlm-roberta"}
 # A smaller product is over before the kernel's tiles have filled the device.

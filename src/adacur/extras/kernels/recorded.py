@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.extras.kernels.cuda_graphs import Capture, cuda_graphs
-from adacur.scorers.cross_encoders.pair_batches import PackedTokens
+from adacur.extras.kernels.pair_batches import PackedTokens
 from adacur.scorers.cross_encoders.pair_tokens import PairTemplate, TokenArray, TokenPairs
 
 _log = logging.getLogger(__name__)

@@ -144,12 +144,7 @@ class _Server:
     def add_search(self, api: APIRouter) -> None:
         """POST /v1/search."""
         SearchBody = search_request(self.settings)
-        answers: dict[int | str, dict[str, Any]] = {
-            200: {
-                "description": "The best k items of each query; or, with `stream`, an event per round.",
-                "content": {"text/event-stream": {"schema": shapes.EVENT}},
-            }
-        }
+        answers = shapes.streamed("The best k items of each query")
 
         @api.post("/v1/search", tags=["search"], summary="Search", responses=answers)
         async def search(request: Request, body: SearchBody) -> Response:  # type: ignore[valid-type]
@@ -158,18 +153,12 @@ class _Server:
             With `"stream": true` or `Accept: text/event-stream` the answer is a stream of server-sent events:
             `start`, a `round` after each round, and `done` or `error`. A client that hangs up ends the search.
             """
-            given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
-            return await self._answered(request, given, plan_of)
+            return await self._answered(request, body, plan_of)
 
     def add_find(self, api: APIRouter) -> None:
         """POST /v1/find."""
         FindBody = find_request(self.settings)
-        answers: dict[int | str, dict[str, Any]] = {
-            200: {
-                "description": "The items above the line, and what is promised; or, with `stream`, an event per round.",
-                "content": {"text/event-stream": {"schema": shapes.EVENT}},
-            }
-        }
+        answers = shapes.streamed("The items above the line, and what is promised")
 
         @api.post("/v1/find", tags=["search"], summary="Find all", responses=answers)
         async def find(request: Request, body: FindBody) -> Response:  # type: ignore[valid-type]
@@ -177,12 +166,11 @@ class _Server:
 
             The first request for a line waits for a replay of the anchor queries. Streams are those of `/v1/search`.
             """
-            given = body.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
-            return await self._answered(request, given, find_of)
+            return await self._answered(request, body, find_of)
 
-    async def _answered(self, request: Request, given: dict[str, Any], read: Callable[..., SearchRequest]) -> Response:
+    async def _answered(self, request: Request, body: Any, read: Callable[..., SearchRequest]) -> Response:
         """The answer to the searches that `read` makes of a body."""
-        started = time.monotonic()
+        started, given = time.monotonic(), body.model_dump(exclude_unset=True)
         asked = read(self.served, given, settings=self.settings)
         self.watch.refuse_if_changed(asked.served)
         notes = {"index": asked.served.name, "k": asked.k, "queries": len(asked.queries), "method": asked.method}
@@ -200,18 +188,18 @@ class _Server:
             ended = partial(self._count, request, searches)
             return SearchStream(searches[0], turns=self.turns, settings=plan.settings(), ended=ended)
         try:
-            results = await self.turns.run(
-                partial(search_all, searches), receive=request.receive, seconds=self.settings.seconds
-            )
+            work = partial(search_all, searches)
+            results = await self.turns.run(work, receive=request.receive, seconds=self.settings.seconds)
         finally:
             self._count(request, searches)
         of = dict(zip(distinct, results, strict=True))
         return json_answer({"index": asked.served.name, "results": [of[query] for query in asked.queries]})
 
     def add_rerank(self, api: APIRouter) -> None:
-        """POST /v1/rerank."""
+        """POST /v1/rerank, and /rerank for clients that write no version."""
         RerankRequest = rerank_request(self.settings)
 
+        @api.post("/rerank", include_in_schema=False)
         @api.post("/v1/rerank", tags=["rerank"], summary="Re-rank documents")
         async def rerank(request: Request, body: RerankRequest) -> Response:  # type: ignore[valid-type]
             """Score the given documents exactly, all of them, for clients of Jina and for `adacur.scorer(URL)`."""
@@ -241,6 +229,12 @@ class _Server:
             """The indexes, what each can do, and the limits of a request."""
             facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
             return json_answer({"indexes": facts, "default": next(iter(self.served))})
+
+        @api.get("/v1/models", tags=["rerank"], summary="Names for `model`")
+        async def list_models() -> Response:
+            """The indexes again, as clients of OpenAI list models."""
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "adacur"} for name in self.served]
+            return json_answer({"object": "list", "data": models})
 
         @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
         async def recall(

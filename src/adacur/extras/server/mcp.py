@@ -9,6 +9,7 @@ from typing import Any
 from adacur import __version__
 from adacur.as_json import certified, hit_rows
 from adacur.errors import EngineRefused, InputError, NonFiniteScore, ScorerError, UnknownName
+from adacur.options import FIND_OPTIONS, SEARCH_OPTIONS
 from adacur.requirements import require
 from adacur.results import Hits
 from adacur.search import AnchorIndex, search_options
@@ -74,7 +75,7 @@ def create_server(
     - `k`, `budget`: what the tool uses where its caller gives none; at most the budget, and at most `max_budget`;
     - `max_budget`: the most scorer calls that its caller may ask for;
     - `description`: what the items are, for the model to know when to search them;
-    - `options`: those of `AnchorIndex.search`.
+    - `options`: those of `AnchorIndex.search` and of `AnchorIndex.find`.
 
     A search that is refused is an error of the tool, which the model can read.
     """
@@ -104,7 +105,8 @@ def create_server(
         ),
     }
     schemas = {name: jsonschema.Draft202012Validator(tool.input_schema) for name, tool in tools.items()}
-    of_find = {name: options[name] for name in ("first", "filter", "tokens", "cost", "price") if name in options}
+    of_find = {one.name: options[one.name] for one in FIND_OPTIONS if one.name in options}
+    of_search = {name: value for name, value in options.items() if name in SEARCH_OPTIONS or name not in of_find}
 
     def answer(text: str, **rest: Any) -> Any:
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **rest)
@@ -117,14 +119,14 @@ def create_server(
         if "k" not in given:
             # A small budget is not a reason to refuse the default k.
             arguments["k"] = min(arguments["k"], arguments["budget"])
-        spent = search_options(index, **options | {"budget": arguments["budget"]})
+        spent = search_options(index, **of_search | {"budget": arguments["budget"]})
         query: str = arguments["query"]
         return await index.asearch(query, arguments["k"], **spent)
 
     async def found(given: dict[str, Any]) -> Hits:
         arguments = {**({"budget": max_budget} if max_budget < FIND_CALLS else {}), **given}
         query: str = arguments.pop("query")
-        return await index.afind(query, **find_options(**of_find, **arguments))
+        return await index.afind(query, **find_options(**of_find | arguments))
 
     async def call_tool(context: Any, params: Any) -> Any:
         given = params.arguments or {}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.extras.server.failures import Refusal
 from adacur.extras.server.indexes import Served
+from adacur.extras.server.scoring import Counted
 from adacur.records import Item, Pair, as_query
-from adacur.scorers.calling import ascore
 from adacur.spelling import did_you_mean
 
 
@@ -35,7 +35,7 @@ async def reranked(served: Served, body: Mapping[str, Any]) -> dict[str, Any]:
     pairs: list[Pair] = [(query, Item(f"document-{at}", text)) for at, text in enumerate(texts)]
     # Opening a model takes a while.
     scorer = await asyncio.to_thread(lambda: served.index.scorer)
-    scores = await ascore(scorer, pairs)
+    scores = await cast(Counted, scorer).in_turn(pairs)
     shown = scores if body["raw_scores"] else _probabilities(scores)
     results = [
         {"index": at, "relevance_score": float(shown[at])}

@@ -1,7 +1,7 @@
 """The scorers of a server: one object per scorer for all indexes, with its calls counted, and checked for drift.
 
-Searches share calls in the loop of their scorer (`adacur.search.shared_loop`), documents to rerank in its queue
-(`adacur.scorers.calling.ascore`); both come before the counter.
+Searches share calls in the loop of their scorer (`adacur.search.shared_loop`), which comes before the counter;
+documents to rerank wait for their turn.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
+import numpy as np
+
 from adacur.arrays import FloatArray, IntArray
 from adacur.extras.server.failures import Refusal
 from adacur.extras.server.indexes import Served
@@ -23,16 +25,17 @@ from adacur.money import Price
 from adacur.protocols import AsyncScorer, Items, PositionScorer, Scorer
 from adacur.records import Pair, Query
 from adacur.scorers.cached import past_cache
+from adacur.scorers.calling import ascore
 from adacur.scorers.prices import price_of
 from adacur.scorers.wrapping import can_batch_callers, runs_side_by_side
-from adacur.scores import PairsAt, failure_of
+from adacur.scores import PairsAt, failure_of, score_pairs
 from adacur.store import Drift, drift_now
 
 # Scorer calls of a check.
 _PAIRS = 8
 
 
-class _Counted:
+class Counted:
     """A scorer whose calls are counted, and made one at a time: a model may not be thread-safe."""
 
     def __init__(self, scorer: Scorer, metrics: Metrics, price: Price | None) -> None:
@@ -49,6 +52,19 @@ class _Counted:
         """One score per pair, in order."""
         with self._turn, self._counting(pairs):
             return self.scorer.score(pairs)
+
+    async def in_turn(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One finite score per pair, in order; of a caller who is gone when its turn comes, nothing is scored."""
+        gone = threading.Event()
+
+        def score() -> FloatArray:
+            with self._turn:
+                return np.empty(0) if gone.is_set() else score_pairs(self, pairs)
+
+        try:
+            return await asyncio.to_thread(score)
+        finally:
+            gone.set()
 
     def _score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
         with self._turn, self._counting(PairsAt(items, queries, query_of, positions)):
@@ -74,7 +90,7 @@ class _Counted:
             self._metrics.scorer_seconds.labels(name).observe(time.perf_counter() - started)
 
 
-class _CountedAtOnce(_Counted):
+class _CountedAtOnce(Counted):
     """A counted scorer that handles concurrent calls itself, such as a service."""
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
@@ -83,21 +99,25 @@ class _CountedAtOnce(_Counted):
         with self._counting(pairs, awaited=True):
             return await self.scorer.ascore(pairs)
 
+    async def in_turn(self, pairs: Sequence[Pair]) -> FloatArray:
+        """The same, checked."""
+        return await ascore(self, pairs)
+
 
 class ServedScorers:
     """One counted scorer per scorer, shared by all indexes that have it."""
 
     def __init__(self, *, metrics: Metrics, price: Price | None = None) -> None:
         self._metrics, self._price = metrics, price
-        self._served: dict[int, Scorer] = {}
+        self._served: dict[int, Counted] = {}
         self._lock = threading.Lock()
 
-    def of(self, scorer: Scorer) -> Scorer:
+    def of(self, scorer: Scorer) -> Counted:
         """The counted form of this scorer."""
         with self._lock:
             # A counted scorer keeps its scorer alive, so that no other object can have its id.
             if id(scorer) not in self._served:
-                kind = _CountedAtOnce if runs_side_by_side(scorer) else _Counted
+                kind = _CountedAtOnce if runs_side_by_side(scorer) else Counted
                 self._served[id(scorer)] = kind(scorer, self._metrics, self._price)
             return self._served[id(scorer)]
 
@@ -111,7 +131,7 @@ def _is_cancelled(error: BaseException) -> bool:
 
 def uncached(scorer: Scorer) -> Scorer:
     """A counted scorer without its cache, with the same lock: cached scores do not show whether it has changed."""
-    if not isinstance(scorer, _Counted):
+    if not isinstance(scorer, Counted):
         return scorer
     other = copy.copy(scorer)
     other.scorer = past_cache(scorer.scorer)

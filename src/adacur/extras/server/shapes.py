@@ -10,8 +10,7 @@ DESCRIPTION = (
     "Searches an index of items for those that its scorer, a cross-encoder for example, ranks highest, within a budget "
     "of calls to the scorer. `POST /v1/search` is the main route; the rerank routes score documents that the client "
     'sends. Every answer that is not a success is `{"error": {"code", "message"}, "detail"}`, also at unknown '
-    "addresses (404) "
-    "and for other HTTP methods than those below (405, with `Allow`)."
+    "addresses (404) and for other HTTP methods than those below (405, with `Allow`)."
 )
 EVENT = {
     "type": "object",
@@ -19,6 +18,12 @@ EVENT = {
     "properties": {"event": {"enum": ["start", "round", "done", "error"]}, "data": {"type": "string"}},
     "required": ["event", "data"],
 }
+
+
+def streamed(answer: str) -> dict[int | str, dict[str, Any]]:
+    """What a route answers that may stream."""
+    described = f"{answer}; or, with `stream`, an event per round."
+    return {200: {"description": described, "content": {"text/event-stream": {"schema": EVENT}}}}
 
 
 class ErrorDetail(BaseModel):

@@ -1,9 +1,8 @@
-"""Cross-encoders and dual encoders trained on a collection; torch is imported only when something is trained."""
+"""Cross-encoders trained on a collection; torch is imported only when something is trained."""
 
 from __future__ import annotations
 
 from adacur.extras.train.cross_encoder import CrossEncoderHead, train_cross_encoder
-from adacur.extras.train.dual_encoder import train_dual_encoder
 from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.extras.train.emb_head import EmbHead
 from adacur.extras.train.negatives import Mixture
@@ -24,5 +23,4 @@ __all__ = [
     "model_hash",
     "save_emb_cross_encoder",
     "train_cross_encoder",
-    "train_dual_encoder",
 ]

@@ -58,7 +58,7 @@ def _check_scores_pairs(folder: Path) -> None:
         raise InputError(
             f"{folder} is a dual encoder: it embeds each text by itself and scores no pairs, so that there is nothing "
             "to export. It serves as it is, as the encoder of a dense first stage (adacur build --first dense "
-            "--encoder); a cross-encoder can be trained from it (adacur train cross-encoder --base)."
+            "--encoder); a cross-encoder can be trained from it (adacur train --base)."
         )
 
 

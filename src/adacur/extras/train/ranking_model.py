@@ -25,7 +25,7 @@ from adacur.scorers.cross_encoders.checkpoints import (
     read_model,
     read_tokenizer,
 )
-from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.padded_batches import PaddedBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts
 from adacur.scorers.cross_encoders.token_limit import token_limit
 
@@ -113,11 +113,11 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
 
     def _scores_of(self, pairs: TokenPairs, *, recompute: bool) -> Any:
         """Scores in the order of the pairs, computed in batches of like length."""
-        batches = PairBatches(torch, pairs, device=self._device, pad_id=self.tokens.pad_id)
+        batches = PaddedBatches(torch, pairs, device=self._device, pad_id=self.tokens.pad_id)
         scores, start = [], 0
         while start < len(batches):
-            end = batches.padded_end(start, tokens=_TOKENS_AT_ONCE[self._device.type], evenly=False)
-            inputs = batches.padded(start, end)
+            end = batches.end(start, tokens=_TOKENS_AT_ONCE[self._device.type], evenly=False)
+            inputs = batches.inputs(start, end)
             scores.append(
                 checkpoint(self._scores, **inputs, use_reentrant=False) if recompute else self._scores(**inputs)
             )

@@ -1,12 +1,11 @@
-"""`adacur train …`: cross-encoders and dual encoders."""
+"""`adacur train`: a cross-encoder for a collection."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -14,28 +13,15 @@ from adacur.cli import arguments as opt
 from adacur.cli.messages import KEPT, log_as_notes, rows_table, show
 from adacur.units import duration
 
-_Data = Annotated[str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, or 'mondo'.")]
-_Out = Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")]
-_Base = Annotated[str | None, Option(help="The model to start from: a known name, a folder, or a hub name.")]
-_First = Annotated[str | None, Option(help="Finds hard negatives: bm25 (default), dense, or a dual encoder's path.")]
-_Epochs = Annotated[int | None, Option(help="The number of times that every query is seen.")]
-_TrainingOptions = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="Any option of the training, such as learning_rate=2e-5 or negatives=15; may be repeated. A wrong name "
-        "lists them all.",
-    ),
-]
 
-
-def cross_encoder(
-    data: _Data,
-    out: _Out,
-    base: _Base = None,
-    first: _First = None,
-    epochs: _Epochs = None,
+def train(
+    data: Annotated[str, Argument(metavar="DATA", help="Judged queries and items: a BEIR folder, or 'mondo'.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="The folder to write; an interrupted run in it continues.")],
+    base: Annotated[str | None, Option(help="The model to start from: a known name, a folder, or a hub name.")] = None,
+    first: Annotated[
+        str | None, Option(help="Finds near misses: bm25 (default), dense, or a dual encoder's path.")
+    ] = None,
+    epochs: Annotated[int | None, Option(help="The number of times that every query is seen.")] = None,
     turns: Annotated[
         int | None,
         Option(
@@ -43,55 +29,33 @@ def cross_encoder(
             "it wrongly likes (default: 2, or 1 with one epoch)."
         ),
     ] = None,
-    settings: _TrainingOptions = None,
+    settings: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any option of the training, such as learning_rate=2e-5 or negatives=15; may be repeated. A wrong "
+            "name lists them all.",
+        ),
+    ] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Train a cross-encoder that can be searched, on judged queries.
 
-    Negatives are near misses of a first stage, random items, and what searches with the model itself find. An
-    interrupted training continues with the same command.
+    Negatives are near misses, random items, and what searches with the model itself find.
+    An interrupted training continues with the same command.
 
-    Example: adacur train cross-encoder my-beir-folder my-reranker --epochs 2 --set mixture=near=1,random=1,found=1
+    Example: adacur train my-beir-folder my-reranker --epochs 2 --set mixture=near=1,random=1,found=1
     """
-    flags = {"base": base, "first": first, "epochs": epochs, "turns": turns}
-    _train("cross-encoder", data, out, settings=settings, flags=flags, as_json=as_json)
-
-
-def dual_encoder(
-    data: _Data,
-    out: _Out,
-    base: _Base = None,
-    first: _First = None,
-    epochs: _Epochs = None,
-    settings: _TrainingOptions = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Train a dual encoder on judged queries: a first stage made for your collection.
-
-    Example: adacur train dual-encoder my-beir-folder my-encoder --epochs 2 --set towers=shared
-    """
-    flags = {"base": base, "first": first, "epochs": epochs}
-    _train("dual-encoder", data, out, settings=settings, flags=flags, as_json=as_json)
-
-
-def _train(
-    kind: str,
-    data: str,
-    out: Path,
-    *,
-    settings: Sequence[str] | None,
-    flags: dict[str, Any],
-    as_json: bool,
-) -> None:
-    """Train with the options of --set and of flags, which win, and print the result."""
     from adacur.extras.train import trained_by_name as by_name
 
-    options = opt.settings_given(settings, takes=by_name.options_of(kind))
+    options = opt.settings_given(settings, takes=by_name.OPTIONS)
+    flags = {"base": base, "first": first, "epochs": epochs, "turns": turns}
     options |= {name: value for name, value in flags.items() if value is not None}
     was_finished = (out / "training" / "result.json").exists()
     try:
         with log_as_notes("adacur.extras.train"):
-            trained = by_name.train(kind, data, out, options)
+            trained = by_name.train(data, out, options)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(KEPT) from error
     facts = {name: value for name, value in asdict(trained).items() if name not in ("folder", "log")}
@@ -100,7 +64,6 @@ def _train(
     useless = "No check was better than before the training. Try another learning rate, or more queries."
     # A model that was trained on cut items is at its best with them.
     cut = f" --max-item-tokens {options['max_item_tokens']}" if options.get("max_item_tokens") else ""
-    use = "--scorer" if kind == "cross-encoder" else "--first bm25,dense --encoder"
     show(
         {"model": str(out), **facts, "was_finished": was_finished},
         rows_table(("held-out queries", "before", "after"), rows),
@@ -109,7 +72,7 @@ def _train(
         hints=(
             "" if trained.best_update else useless,
             "It was finished before: nothing was trained." if was_finished else "",
-            f"Next: adacur build ITEMS INDEX {use} {quote(str(out))}{cut}",
+            f"Next: adacur build ITEMS INDEX --scorer {quote(str(out))}{cut}",
         ),
         as_json=as_json,
     )

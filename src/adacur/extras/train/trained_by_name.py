@@ -1,10 +1,10 @@
-"""Trainings described by names and plain values, as a command line gives them."""
+"""A training described by names and plain values, as a command line gives them."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from adacur.data import JudgedCollection, fetch, mondo, names, read_beir, split_queries
 from adacur.errors import InputError, UnknownName
 from adacur.extras.train.cross_encoder import train_cross_encoder
-from adacur.extras.train.dual_encoder import train_dual_encoder
 from adacur.extras.train.run_folder import Trained, check_may_write
 from adacur.extras.train.training_settings import TrainingSettings, check_installed
 from adacur.first_stages import BM25, Dense
@@ -22,25 +21,25 @@ from adacur.spelling import did_you_mean
 
 _log = logging.getLogger("adacur.extras.train")
 
-KINDS: dict[str, Callable[..., Trained]] = {"cross-encoder": train_cross_encoder, "dual-encoder": train_dual_encoder}
 _DEFAULT_BASE, _DEFAULT_ENCODER = "all-MiniLM-L6-v2", "bge-small-en-v1.5"
 _SETTINGS = [field.name for field in fields(TrainingSettings)]
 _DATA = ("split", "number")
+_PARAMETERS = inspect.signature(train_cross_encoder).parameters.values()
+_OF_FUNCTION = [one.name for one in _PARAMETERS if one.kind is one.KEYWORD_ONLY]
+# The options of the function, of its settings, and of the data.
+OPTIONS = [
+    *(name for name in _OF_FUNCTION if name not in ("settings", "progress")),
+    *_SETTINGS,
+    *_DATA,
+]
 
 
-def options_of(kind: str) -> list[str]:
-    """The options that a kind of training takes: those of its function, of its settings, and of the data."""
-    parameters = inspect.signature(KINDS[kind]).parameters.values()
-    of_function = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-    return [*(name for name in of_function if name not in ("settings", "progress")), *_SETTINGS, *_DATA]
+def train(data: str, out: Path, options: Mapping[str, Any]) -> Trained:
+    """Train a cross-encoder on a collection by name; a killed run continues.
 
-
-def train(kind: str, data: str, out: Path, options: Mapping[str, Any]) -> Trained:
-    """Train a model of a kind in `KINDS` on a collection by name; a killed run continues.
-
-    `data` is a BEIR folder or 'mondo'. `options` are those in `options_of(kind)`: `base` is a
-    name of the catalogue, a folder or a hub name; `first` is "bm25", "dense" or a dual encoder's folder or hub name;
-    `split` names the judgements (by default train), and `number` takes that many queries at random.
+    `data` is a BEIR folder or 'mondo'. `options` are among `OPTIONS`: `base` is a name of the catalogue, a folder or a
+    hub name; `first` is "bm25", "dense" or a dual encoder's folder or hub name; `split` names the judgements (by
+    default train), and `number` takes that many queries at random.
     """
     check_installed()
     check_may_write(out)
@@ -48,13 +47,12 @@ def train(kind: str, data: str, out: Path, options: Mapping[str, Any]) -> Traine
     changed = {name: rest.pop(name) for name in _SETTINGS if name in rest}
     if changed.get("patience") == 0:
         changed["patience"] = None
-    settings = replace(inspect.signature(KINDS[kind]).parameters["settings"].default, **changed)
+    settings = TrainingSettings(**changed)
     base = _base(str(rest.pop("base", _DEFAULT_BASE)))
     collection = _collection(data, **{name: rest.pop(name) for name in _DATA if name in rest}, seed=settings.seed)
     _log.info("%s: %s items, %s judged queries.", data, f"{len(collection.items):,}", f"{len(collection.judged):,}")
-    name = rest.pop("first", "none" if rest.get("negatives") == 0 else "bm25")
-    first = None if name == "none" else _first_stage(name, collection.items)
-    return KINDS[kind](collection, out, base=base, first=first, settings=settings, progress=True, **rest)
+    first = _first_stage(rest.pop("first", "bm25"), collection.items)
+    return train_cross_encoder(collection, out, base=base, first=first, settings=settings, progress=True, **rest)
 
 
 def _base(name: str) -> str:

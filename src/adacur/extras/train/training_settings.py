@@ -11,8 +11,6 @@ from adacur.errors import InputError
 from adacur.requirements import require
 
 Precision = Literal["auto", "float32", "bfloat16"]
-# Weights for queries and others for items, or the same for both.
-Towers = Literal["separate", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ def _check(settings: object, rule: str, is_right: dict[str, bool]) -> None:
 
 def check_installed() -> None:
     """Refuse to begin without the packages of the extra `training`."""
-    for module in ("torch", "transformers", "accelerate", "sentence_transformers"):
+    for module in ("torch", "transformers", "accelerate"):
         # Looked for, not imported: that takes seconds, and something else may be wrong.
         if find_spec(module) is None:
             require(module, extra="training")

@@ -9,16 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 from adacur.names import FORWARDS, named
 from adacur.scorers.cross_encoders.opened_model import OpenedModel
-from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.padded_batches import PaddedBatches
 from adacur.scorers.cross_encoders.pair_tokens import TokenPairs
-
-Batches = Callable[[TokenPairs], Any]
 
 
 class Forward(Protocol):
     """Logits of batches of pairs; `batches` makes them ready."""
 
-    batches: Batches
+    batches: Callable[[TokenPairs], Any]
 
     def batch_end(self, batches: Any, start: int, *, tokens: int) -> int:
         """Where a batch of at most `tokens` tokens ends that begins at `start`."""
@@ -30,40 +28,63 @@ class Forward(Protocol):
 
 
 class PaddedForward:
-    """Any model as it is, over padded batches."""
+    """Any model as it is; `scores` makes them of a batch's inputs."""
 
-    def __init__(self, parts: ModelParts) -> None:
-        self._model, self._read, self.batches = parts.model, parts.read, parts.batches
-        self._takes_types = parts.takes_types and "token_type_ids" in inspect.signature(parts.model.forward).parameters
+    def __init__(self, batches: Callable[[TokenPairs], PaddedBatches], scores: Callable[[dict[str, Any]], Any]) -> None:
+        self.batches, self._scores = batches, scores
 
-    def batch_end(self, batches: PairBatches, start: int, *, tokens: int) -> int:
-        return batches.padded_end(start, tokens=tokens)
+    def batch_end(self, batches: PaddedBatches, start: int, *, tokens: int) -> int:
+        return batches.end(start, tokens=tokens)
 
-    def logits(self, batches: PairBatches, start: int, end: int) -> Any:
-        inputs = batches.padded(start, end)
-        if not self._takes_types:
-            del inputs["token_type_ids"]
-        return self._read(self._model(**inputs).logits.float())
+    def logits(self, batches: PaddedBatches, start: int, end: int) -> Any:
+        return self._scores(batches.inputs(start, end))
 
 
 def forward_of(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int) -> Forward:
     """The fastest forward pass that can run a model, with its body in `dtype` and all behind it in float32."""
     fast: Callable[..., Forward | None] = named(FORWARDS)
-    if (forward := fast(torch, opened, device=device, dtype=dtype, pad_id=pad_id)) is not None:
+    if (forward := fast(torch, opened, device=device, dtype=dtype)) is not None:
         return forward
-    return PaddedForward(model_parts(torch, opened, device=device, dtype=dtype, pad_id=pad_id))
+    scores = _of_pairs if opened.head is None else _of_prompts
+    batches = partial(PaddedBatches, torch, device=device, pad_id=pad_id)
+    return PaddedForward(batches, scores(torch, opened, device=device, dtype=dtype))
+
+
+def _of_pairs(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any) -> Callable[[dict[str, Any]], Any]:
+    parts = model_parts(torch, opened, device=device, dtype=dtype)
+    takes_types = parts.takes_types and "token_type_ids" in inspect.signature(parts.model.forward).parameters
+
+    def scores(inputs: dict[str, Any]) -> Any:
+        if not takes_types:
+            del inputs["token_type_ids"]
+        return parts.read(parts.model(**inputs).logits.float())
+
+    return scores
+
+
+def _of_prompts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any) -> Callable[[dict[str, Any]], Any]:
+    body, head = in_dtype(opened.model.base_model, dtype).to(device).eval(), opened.head
+    assert head is not None
+    head = head.to(device)
+
+    def scores(inputs: dict[str, Any]) -> Any:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        # Causal attention never looks at the padding, which is on the right.
+        hidden = body(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        return head(hidden[torch.arange(len(ids), device=ids.device), mask.sum(1) - 1])
+
+    return scores
 
 
 class ModelParts(NamedTuple):
-    """A model on its device, what makes batches for it, and what reads a score from its logits."""
+    """A model on its device, what reads a score from its logits, and whether its tokenizer gives token types."""
 
     model: Any
-    batches: Batches
     read: Callable[[Any], Any]
     takes_types: bool
 
 
-def model_parts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad_id: int) -> ModelParts:
+def model_parts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any) -> ModelParts:
     """A model of plain pairs, ready to run."""
     model = _with_float32_head(opened.model, dtype).to(device).eval()
     rows = opened.readout.rows(opened.tokenizer.backend_tokenizer, n_rows=model.config.num_labels)
@@ -72,8 +93,7 @@ def model_parts(torch: Any, opened: OpenedModel, *, device: Any, dtype: Any, pad
     def read(logits: Any) -> Any:
         return logits[:, rows] @ weights
 
-    takes_types = "token_type_ids" in opened.tokenizer.model_input_names
-    return ModelParts(model, partial(PairBatches, torch, device=device, pad_id=pad_id), read, takes_types)
+    return ModelParts(model, read, "token_type_ids" in opened.tokenizer.model_input_names)
 
 
 def _with_float32_head(model: Any, dtype: Any) -> Any:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
 from adacur.scorers.cross_encoders.token_limit import folder_limit
 from adacur.scorers.cross_encoders.weights import settings_hash, weights_hash
-from adacur.scorers.wrapping import Closing
+from adacur.scorers.wrapping import Closing, closed
 
 _INT8_OPERATORS = (
     b"DynamicQuantize",
@@ -81,8 +79,6 @@ class OnnxCrossEncoder(Closing):
         except Exception as error:
             raise InputError(f"{self._file} and its tokenizer cannot be read as an ONNX model: {error}") from error
         self._tokens = PairTokenizer(tokenizer, max_tokens=self._limit.tokens, max_item_tokens=max_item_tokens)
-        self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
-        self._lock = threading.Lock()
         self._inputs: dict[str, npt.DTypeLike] = {
             expected.name: np.int32 if "int32" in expected.type else np.int64 for expected in self._session.get_inputs()
         }
@@ -131,52 +127,29 @@ class OnnxCrossEncoder(Closing):
 
     def close(self) -> None:
         """Free the model; later calls fail, and so do calls under way in other threads."""
-        with self._lock:
-            self._session = None
-        self._workers.shutdown()
+        self._session = None
 
     def _scores(self, pairs: TokenPairs) -> FloatArray:
         if self._session is None:
-            raise self._closed()
+            raise closed(self._name)
         scores = np.empty(len(pairs), np.float32)
         # Longest first: a long pair at the end would leave the other threads without work.
-        waiting = deque(np.argsort(-pairs.lengths, kind="stable").tolist())
-
-        def work() -> None:
-            try:
-                while waiting:
-                    try:
-                        position = waiting.popleft()
-                    except IndexError:
-                        return
-                    scores[position] = self._logits(pairs, position).item()
-            finally:
-                # After an error the other workers would otherwise go on to the end.
-                waiting.clear()
-
+        order = np.argsort(-pairs.lengths, kind="stable").tolist()
+        # Threads of this call alone: a forked child would inherit a pool without its threads, and wait for ever.
+        pool = ThreadPoolExecutor(self._threads, "adacur-onnx")
         try:
-            for share in [self._submitted(work) for _ in range(min(self._threads, len(pairs)))]:
-                share.result()
+            for position, logits in zip(order, pool.map(partial(self._logits, pairs), order), strict=True):
+                scores[position] = logits.item()
         finally:
-            # The same after Ctrl-C, which only the caller hears.
-            waiting.clear()
+            # After an error, and after Ctrl-C, which only this thread hears, the others stop at their next pair.
+            pool.shutdown(cancel_futures=True)
         return scores
-
-    def _submitted(self, work: Any) -> Future[None]:
-        with self._lock:
-            if self._process != os.getpid():
-                # A forked child inherits the pool without its threads, and would wait for them for ever.
-                self._workers, self._process = ThreadPoolExecutor(self._threads, "adacur-onnx"), os.getpid()
-        try:
-            return self._workers.submit(work)
-        except RuntimeError as error:
-            raise self._closed() from error
 
     def _logits(self, pairs: TokenPairs, position: int) -> FloatArray:
         # Held here, so that close() in another thread frees the model only after this run.
         session = self._session
         if session is None:
-            raise self._closed()
+            raise closed(self._name)
         inputs: dict[str, TokenArray] = pairs.inputs(position)
         fed = {name: inputs[name].astype(dtype, copy=False) for name, dtype in self._inputs.items()}
         try:
@@ -184,9 +157,6 @@ class OnnxCrossEncoder(Closing):
         except Exception as error:
             raise ScorerFailed(f"The ONNX model {self._name!r} failed: {error}") from error
         return logits
-
-    def _closed(self) -> ScorerFailed:
-        return ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
 
     def _check_model(self) -> None:
         unknown = sorted(self._inputs.keys() - _KNOWN_INPUTS)

@@ -3,56 +3,51 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from adacur.errors import InputError
 
-_FORMS = (
-    "label(), labels(1, 0), odds('yes', 'no'), token('Yes') or grades({'0': 0, '1': 1, '2': 2}); or ('yes', 'no') for "
-    "the odds"
-)
+_FORMS = "label(), labels(1, 0), odds('yes', 'no') or token('Yes'); or ('yes', 'no') for the odds"
+# What each kind names, and the weights of these in the score.
+_KINDS: dict[str, tuple[type | tuple[type, ...], tuple[float, ...]]] = {
+    "label": (int, (1.0,)),
+    "labels": (int, (1.0, -1.0)),
+    "odds": ((str, int), (1.0, -1.0)),
+    "token": ((str, int), (1.0,)),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Readout:
     """One raw score from logits: of a classifier's labels, or of tokens that a language model may say next.
 
-    Make one with `label()`, `labels(1, 0)`, `odds("yes", "no")`, `token("Yes")` or `grades({"0": 0, …, "4": 4})`. A
-    token is its text, or its id. `names` have these `weights` in the score; with `expected`, these are grades, and the
-    score is the expected grade among these tokens.
+    Make one with `label()`, `labels(1, 0)`, `odds("yes", "no")` or `token("Yes")`. A token is its text, or its id.
     """
 
-    kind: Literal["label", "labels", "odds", "token", "grades"]
+    kind: str
     names: tuple[str | int, ...]
-    weights: tuple[float, ...]
 
     @classmethod
     def label(cls) -> Readout:
         """The logit of a classifier's one label."""
-        return cls("label", (0,), (1.0,))
+        return cls("label", (0,))
 
     @classmethod
     def labels(cls, right: int, wrong: int) -> Readout:
         """The logit of one label less that of another."""
-        return cls("labels", (right, wrong), (1.0, -1.0))
+        return cls("labels", (right, wrong))
 
     @classmethod
     def odds(cls, right: str | int, wrong: str | int) -> Readout:
         """The log-odds of one token against another."""
-        return cls("odds", (right, wrong), (1.0, -1.0))
+        return cls("odds", (right, wrong))
 
     @classmethod
     def token(cls, right: str | int) -> Readout:
         """The logit of one token."""
-        return cls("token", (right,), (1.0,))
-
-    @classmethod
-    def grades(cls, grades: Mapping[str, float]) -> Readout:
-        """The expected grade: each token's grade, weighted by its probability among these tokens."""
-        return cls("grades", tuple(grades), tuple(map(float, grades.values())))
+        return cls("token", (right,))
 
     @classmethod
     def of(cls, given: Readout | str | Sequence[str]) -> Readout:
@@ -60,38 +55,35 @@ class Readout:
         if isinstance(given, Readout):
             return given
         try:
-            if isinstance(given, str):
-                call: Any = ast.parse(given, mode="eval").body
-                kinds: dict[str, Any] = {"label": cls.label, "labels": cls.labels, "odds": cls.odds, "token": cls.token}
-                made: Readout = (kinds | {"grades": cls.grades})[call.func.id](*map(ast.literal_eval, call.args))
-                return made._checked()
-            return cls.odds(*given)._checked()
+            made = cls._parsed(given) if isinstance(given, str) else cls.odds(*given)
+            what, weights = _KINDS[made.kind]
+            fits = all(isinstance(name, what) and type(name) is not bool for name in made.names)
+            if not fits or len(set(made.names)) != len(weights):
+                raise ValueError
         except (SyntaxError, LookupError, TypeError, ValueError, AttributeError, MemoryError, RecursionError):
             raise InputError(f"A readout must be one of {_FORMS}; got {given!r}.") from None
+        return made
 
-    def _checked(self) -> Readout:
-        kinds = (int,) if self.of_labels else (str, int)
-        distinct = len(set(self.names)) == len(self.names)
-        if not distinct or any(type(name) not in kinds for name in self.names) or not all(map(isfinite, self.weights)):
-            raise ValueError
-        return self
+    @classmethod
+    def _parsed(cls, text: str) -> Readout:
+        call: Any = ast.parse(text, mode="eval").body
+        makers: dict[str, Any] = {"label": cls.label, "labels": cls.labels, "odds": cls.odds, "token": cls.token}
+        made: Readout = makers[call.func.id](*map(ast.literal_eval, call.args))
+        return made
 
     def __str__(self) -> str:
         """As `of` reads it."""
-        if self.kind == "label":
-            return "label()"
-        given = dict(zip(self.names, self.weights, strict=True)) if self.expected else None
-        return f"{self.kind}({given if given else ', '.join(map(repr, self.names))})"
+        return "label()" if self.kind == "label" else f"{self.kind}({', '.join(map(repr, self.names))})"
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weights of what it names in the score."""
+        return _KINDS[self.kind][1]
 
     @property
     def of_labels(self) -> bool:
         """Whether it reads a classifier's labels, not tokens."""
         return self.kind in ("label", "labels")
-
-    @property
-    def expected(self) -> bool:
-        """Whether the score is an expectation, and not a sum of logits."""
-        return self.kind == "grades"
 
     def rows(self, tokenizer: Any, *, n_rows: int) -> list[int]:
         """The rows of the head that it reads: labels, or ids of tokens of a `tokenizers.Tokenizer`."""
@@ -130,30 +122,29 @@ def _token_id(tokenizer: Any, text: str) -> int:
 class ReadoutHead:
     """The few rows of a head that a readout needs, in float32: hidden vectors to scores.
 
-    Nothing multiplies the whole vocabulary: where the score is a sum of logits, it is one row.
+    Nothing multiplies the whole vocabulary; without a `cap` on logits, it is one row.
     """
 
     def __init__(self, torch: Any, readout: Readout, head: Any, rows: Sequence[int], *, cap: float | None) -> None:
         self._torch, self._cap = torch, cap
-        self._expected = readout.expected
         weight = head.weight.detach()[list(rows)].float().cpu()
         bias = getattr(head, "bias", None)
         bias = torch.zeros(len(rows)) if bias is None else bias.detach()[list(rows)].float().cpu()
-        self.weights = torch.tensor(readout.weights)
-        if cap is None and not self._expected:
-            weight, bias = self.weights[None] @ weight, (self.weights @ bias)[None]
-            self.weights = torch.ones(1)
+        self._weights = torch.tensor(readout.weights)
+        if cap is None:
+            weight, bias = self._weights[None] @ weight, (self._weights @ bias)[None]
+            self._weights = torch.ones(1)
         self._weight, self._bias = weight, bias
 
     def to(self, device: Any) -> ReadoutHead:
         """The same head on a device."""
-        self._weight, self._bias, self.weights = (part.to(device) for part in (self._weight, self._bias, self.weights))
+        self._weight, self._bias, self._weights = (
+            part.to(device) for part in (self._weight, self._bias, self._weights)
+        )
         return self
 
     def __call__(self, hidden: Any) -> Any:
         logits = self._torch.addmm(self._bias, hidden.float(), self._weight.T)
         if self._cap is not None:
             logits = self._torch.tanh(logits / self._cap) * self._cap
-        if self._expected:
-            return logits.softmax(-1) @ self.weights
-        return logits @ self.weights
+        return logits @ self._weights

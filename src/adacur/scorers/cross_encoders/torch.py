@@ -26,7 +26,7 @@ from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
 from adacur.scorers.cross_encoders.readout import Readout
 from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
-from adacur.scorers.wrapping import Closing
+from adacur.scorers.wrapping import Closing, closed
 
 _log = logging.getLogger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -148,9 +148,9 @@ class TorchCrossEncoder(Closing):
         """
         # Before tokens are kept that nobody would free.
         self._check_open()
-        asked, distinct, item_of = _checked(items, queries, query_of, positions)
+        distinct, item_of = np.unique(positions, return_inverse=True)
         texts = self._tokens.texts_of(queries, self._tables.tokens(items, distinct))
-        return self._scores(TokenPairs(texts, asked, item_of), recorded=True)
+        return self._scores(TokenPairs(texts, query_of, item_of), recorded=True)
 
     @property
     def runs_on_device(self) -> bool:
@@ -230,7 +230,7 @@ class TorchCrossEncoder(Closing):
 
     def _check_open(self) -> None:
         if self._forward is None:
-            raise ScorerFailed(f"The scorer {self._name!r} has been closed. Open it again to score.")
+            raise closed(self._name)
 
     @contextmanager
     def _naming_a_lost_device(self) -> Iterator[None]:
@@ -266,22 +266,6 @@ class TorchCrossEncoder(Closing):
             self._name,
             self._batch_tokens,
         )
-
-
-def _checked(
-    items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray
-) -> tuple[IntArray, IntArray, IntArray]:
-    """The queries of pairs, the distinct positions, and which of them a pair has."""
-    asked, places = np.asarray(query_of, np.intp), np.asarray(positions, np.intp)
-    if asked.ndim != 1 or asked.shape != places.shape:
-        raise InputError(
-            f"query_of and positions must have one entry per pair; got shapes {asked.shape} and {places.shape}."
-        )
-    for name, values, n in (("query_of", asked, len(queries)), ("positions", places, len(items))):
-        if len(values) and not 0 <= values.min() <= values.max() < n:
-            raise InputError(f"{name} must lie between 0 and {n - 1}; got {values.min()} to {values.max()}.")
-    distinct, item_of = np.unique(places, return_inverse=True)
-    return asked, distinct, item_of
 
 
 def _device(torch: Any, device: str | None) -> str:

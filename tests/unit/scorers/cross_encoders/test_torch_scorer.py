@@ -14,9 +14,9 @@ from adacur.extras.kernels.packed_encoder import PackedEncoder
 from adacur.records import Item, Query
 from adacur.scorers import TorchCrossEncoder
 from adacur.scorers import scorer as scorer_of
-from adacur.scorers.cross_encoders.pair_batches import PairBatches
+from adacur.scorers.cross_encoders.forwards import in_dtype
 from tests.real_models import torch_cross_encoder
-from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_transformer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -112,25 +112,6 @@ def test_a_large_grid_is_scored_in_parts(folder, monkeypatch) -> None:
         assert scorer.score_grid([], ITEMS).shape == (0, len(ITEMS))
 
 
-def test_a_grid_in_parts_sends_each_item_once(tmp_path, monkeypatch) -> None:
-    sent: list[int] = []
-    send = PairBatches._sent
-
-    def counted(self, array, dtype):
-        sent.append(len(array))
-        return send(self, array, dtype)
-
-    items = [Item(f"i{n}", " ".join(WORDS)) for n in range(60)]
-    with TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu") as scorer:
-        monkeypatch.setattr(PairBatches, "_sent", counted)
-        scorer.score_grid(QUERIES, items)
-        whole = sum(sent)
-        sent.clear()
-        monkeypatch.setattr("adacur.scorers.cross_encoders.torch._PAIRS_AT_ONCE", 6 * len(QUERIES))
-        scorer.score_grid(QUERIES, items)
-        assert sum(sent) < 1.5 * whole
-
-
 def test_a_text_that_spells_the_padding_token_scores_as_in_a_plain_forward(architecture) -> None:
     items = [Item(f"i{n}", f"w1 {'[PAD] <pad> ' * n}w2 w3") for n in range(3)]
     pairs = [(query, item) for query in (Query("q", "w4"), Query("p", "w4 <pad> [PAD] w5")) for item in items]
@@ -164,15 +145,13 @@ def test_rotary_frequencies_are_not_halved(tmp_path) -> None:
         sep_token_id=3,
     )
     transformers.ModernBertForSequenceClassification(config).save_pretrained(folder)
-    with (
-        TorchCrossEncoder(folder, device="cpu", dtype="float16") as half,
-        TorchCrossEncoder(folder, device="cpu") as full,
-    ):
-        kept, whole = (dict(scorer._forward._model.named_buffers()) for scorer in (half, full))
-        frequencies = [name for name in whole if "inv_freq" in name]
-        assert frequencies
-        for name in frequencies:
-            torch.testing.assert_close(kept[name], whole[name], rtol=0, atol=0)
+    whole, kept = (transformers.AutoModel.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
+    in_dtype(kept, torch.float16)
+    frequencies = [name for name, _ in whole.named_buffers() if "inv_freq" in name]
+    assert frequencies
+    for name in frequencies:
+        torch.testing.assert_close(kept.get_buffer(name), whole.get_buffer(name), rtol=0, atol=0)
+    with TorchCrossEncoder(folder, device="cpu", dtype="float16") as half:
         assert np.isfinite(half.score(PAIRS)).all()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from adacur.extras.train import EmbHead, export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
@@ -16,6 +16,28 @@ WORDS = [f"w{number}" for number in range(40)]
 QUERIES = [Query(f"q{n}", " ".join(WORDS[n : 2 * n + 2])) for n in range(5)]
 ITEMS = [Item(f"i{n}", " ".join(WORDS[(7 * n + step * step) % 40] for step in range(3 * n % 31))) for n in range(14)]
 PAIRS = [(query, item) for query in QUERIES for item in ITEMS]
+# Prompts whose texts join with what stands beside them, and such texts.
+FORMATS = [
+    "<|s|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {item}<|e|>\n<|s|>assistant\n\n\n",
+    "query: {query}\ndocument: {item}\nIs it relevant, {instruction}?\nRelevance:",
+    "{instruction}: {query} {item}",
+    "<|s|>Check.\n<Document> {item}\n<Query> {query} {instruction} ??",
+    "<|s|>{query|trim}<|e|>\n{instruction}\n<|s|>{item|trim}<|e|>\n",
+]
+NASTY = [
+    "plain words",
+    " lead",
+    "trail ",
+    "ends.",
+    "line\n",
+    "\n\nline\n",
+    "it's",
+    "12 7",
+    "",
+    "日本語 🙂",
+    "<a> ?",
+    "x  y",
+]
 
 
 def tiny_tokenizer(style: str, *, unused: tuple[str, ...] = ()) -> tokenizers.Tokenizer:
@@ -250,3 +272,25 @@ def tiny_onnx(folder: Path, style: str = "bert", *, labels: int = 1, dynamic: bo
     onnx.save(model, folder / "model.onnx")
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
+
+
+def byte_level(*, merges: bool = True) -> tokenizers.Tokenizer:
+    """A byte-level BPE, trained on texts in which spaces, line ends and marks join."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    # As Qwen's: a mark takes the line ends behind it, and line ends the spaces before them.
+    words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(words), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500 if merges else 260,
+        special_tokens=["<|s|>", "<|e|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*FORMATS, *NASTY, ": plain words.\n\n  yes", "no? yes. <a>:\n"] * 20, trainer)
+    return tokenizer

@@ -33,8 +33,8 @@ class PairBatches:
     The host decides only where a batch ends; it never waits for the device.
     """
 
-    def __init__(self, torch: Any, pairs: TokenPairs, *, device: Any, pad_id: int) -> None:
-        self._torch, self._device, self._pad_id = torch, device, pad_id
+    def __init__(self, torch: Any, pairs: TokenPairs, *, device: Any) -> None:
+        self._torch, self._device = torch, device
         lengths = pairs.lengths
         # Short integers are sorted by radix, many times faster than long ones.
         short = lengths.astype(np.int16) if lengths.max() < 2**15 else lengths
@@ -73,15 +73,6 @@ class PairBatches:
         before = self._ends[start - 1] if start else 0
         return max(start + 1, int(np.searchsorted(self._ends, before + tokens, side="right")))
 
-    def padded_end(self, start: int, *, tokens: int, evenly: bool = True) -> int:
-        """The same, counting padding, which is `evenly` kept below a tenth of a pair unless the batch is small."""
-        longest = int(self._lengths[start])
-        end = min(len(self), start + max(1, tokens // longest))
-        if not evenly:
-            return end
-        enough = start + max(1, tokens // (8 * longest))
-        return min(end, enough + int(np.count_nonzero(self._lengths[enough:end] * 10 >= longest * 9)))
-
     def packed(self, start: int, end: int) -> PackedTokens:
         """These pairs one after another; a head reads the first tokens."""
         torch = self._torch
@@ -101,19 +92,6 @@ class PairBatches:
             longest=int(self._lengths[start]),
             read_rows=starts[:, None],
         )
-
-    def padded(self, start: int, end: int) -> dict[str, Any]:
-        """These pairs as model inputs, padded on the right to the longest."""
-        torch = self._torch
-        query, item, head_length, item_length = (part[:, None] for part in self._parts(start, end))
-        position = torch.arange(int(self._lengths[start]), device=self._device)[None, :]
-        is_token = position < head_length + item_length + self._suffix_length
-        place = self._place(position, query, item, head_length, item_length).clamp(max=len(self._ids) - 1)
-        return {
-            "input_ids": self._ids[place].masked_fill(~is_token, self._pad_id),
-            "attention_mask": is_token.to(torch.int64),
-            "token_type_ids": self._types[place].masked_fill(~is_token, 0),
-        }
 
     def _parts(self, start: int, end: int) -> tuple[Any, Any, Any, Any]:
         query, item = self._query_of[start:end], self._item_of[start:end]

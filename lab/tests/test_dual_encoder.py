@@ -12,10 +12,10 @@ from adacur import BM25, Dense, Item, Query
 from adacur.data import JudgedCollection
 from adacur.errors import FetchError, InputError
 from adacur.extras.train import TrainingSettings
-from adacur.extras.train.dual_encoder import nearest_but, retrieval_quality, train_dual_encoder
 from adacur.extras.train.judged_queries import JudgedQueries, learning_data, with_equal_texts
 from adacur.first_stages import SentenceTransformerEncoder
 from adacur.records import ItemList
+from adacur_lab.dual_encoder import nearest_but, retrieval_quality, train_dual_encoder
 from tests.extras.train.word_worlds import pooled, word_collection
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
@@ -23,8 +23,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
-from adacur.extras.train import towers as towers_module  # noqa: E402
-from adacur.extras.train.towers import TowerItems, TowerPair  # noqa: E402
+from adacur_lab import towers as towers_module  # noqa: E402
+from adacur_lab.towers import TowerItems, TowerPair  # noqa: E402
 
 QUICK = TrainingSettings(epochs=3, learning_rate=3e-3, batch_queries=8, patience=None)
 TEXTS = ["w1 w2", "w3", "w4 w5 w6 w7", "w8 w9"]
@@ -87,7 +87,7 @@ def test_a_base_with_weights_that_are_two_at_once_is_trained_and_goes_on(tmp_pat
         return retrieval_quality(*args, **of)
 
     with monkeypatch.context() as patch:
-        patch.setattr("adacur.extras.train.dual_encoder.retrieval_quality", ended)
+        patch.setattr("adacur_lab.dual_encoder.retrieval_quality", ended)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "ended", tmp_path / "t5", **options)
     resumed = train(tmp_path / "ended", tmp_path / "t5", **options)
@@ -188,7 +188,7 @@ def test_a_run_that_ended_while_it_was_written_is_written_again(tmp_path, base, 
 def test_a_training_that_makes_it_worse_keeps_the_base(tmp_path, trained, monkeypatch) -> None:
     good, _ = trained
     worse = ({"mrr@10": 1 - n / 100} for n in range(100))
-    monkeypatch.setattr("adacur.extras.train.dual_encoder.retrieval_quality", lambda *_, **__: next(worse))
+    monkeypatch.setattr("adacur_lab.dual_encoder.retrieval_quality", lambda *_, **__: next(worse))
     result = train(tmp_path / "model", good.folder, settings=replace(QUICK, epochs=1))
     assert result.best_update == 0
     assert result.best == result.before

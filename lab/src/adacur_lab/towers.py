@@ -18,7 +18,6 @@ from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import distinct_texts
 from adacur.extras.train.ranking_model import untied
-from adacur.extras.train.training_settings import Towers
 from adacur.extras.train.written_whole import written_whole
 from adacur.protocols import Items
 from adacur.scorers.cross_encoders.checkpoints import quiet
@@ -26,6 +25,8 @@ from adacur.scorers.cross_encoders.token_limit import token_limit
 from adacur.scorers.cross_encoders.weights import json_in
 
 Side = Literal["query", "item"]
+# Weights for queries and others for items, or the same for both.
+Towers = Literal["separate", "shared"]
 # A query's text, the positions that it is shown, their target probabilities, and the text rows that must not count
 # against them.
 TowerExample = tuple[str, IntArray, FloatArray, IntArray]

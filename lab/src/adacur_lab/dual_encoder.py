@@ -16,12 +16,12 @@ from adacur.errors import InputError
 from adacur.extras.train.judged_queries import learning_data, same_words, with_equal_texts
 from adacur.extras.train.negatives import Draws, Pool, facts_of_first, near_misses, without
 from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.training_settings import Towers, TrainingSettings, check_installed
+from adacur.extras.train.training_settings import TrainingSettings, check_installed
 from adacur.first_stages import AnyStage
 
 if TYPE_CHECKING:
     from adacur.extras.train.fitting import Task
-    from adacur.extras.train.towers import TowerExample, TowerItems
+    from adacur_lab.towers import TowerExample, TowerItems, Towers
 
 _DEFAULT_SETTINGS = TrainingSettings(epochs=4, learning_rate=2e-5, batch_queries=32)
 _MRR_DEPTH = 10
@@ -85,7 +85,7 @@ def train_dual_encoder(
     texts, checked = ([query.text for query in part.queries] for part in (data.learnt, data.held_out))
 
     from adacur.extras.train.fitting import Examples, Task, run_training
-    from adacur.extras.train.towers import TowerItems, TowerPair
+    from adacur_lab.towers import TowerItems, TowerPair
 
     def prepare(base_folder: Path, run: RunFolder) -> Task:
         model = TowerPair.opened(base_folder, towers=towers, max_item_tokens=max_item_tokens)
