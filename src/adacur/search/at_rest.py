@@ -31,15 +31,15 @@ def store_at_rest(snapshot: Snapshot) -> tuple[str, ...]:
     """
     folder = snapshot.anchors
     assert isinstance(folder, IndexFolder)
-    relevance = None if (folder.home / RELEVANCE).exists() else Relevance.of_anchors(folder)
-    if relevance is not None:
-        write_atomically(folder.home / RELEVANCE, as_stored(relevance, anchor_queries=folder.anchor_queries))
     try:
+        relevance = None if (folder.home / RELEVANCE).exists() else Relevance.of_anchors(folder)
+        if relevance is not None:
+            write_atomically(folder.home / RELEVANCE, as_stored(relevance, anchor_queries=folder.anchor_queries))
         if not has_model(folder) and not is_compressed(folder.home):
             extraction = snapshot.uncompressed_model().extraction(folder)
             store_model(folder, extraction.features, slopes=lambda features: slopes_of_stages(snapshot, features))
     except AdacurError as error:
-        # Its encoder may not be at hand: searches need it as well, and will say so.
+        # Its encoder may not be at hand, or a score damaged: searches need both, and will say so.
         _log.warning("The model of %s is not stored, and searches compute it: %s", folder.path, error)
     return folder.first_names()
 
