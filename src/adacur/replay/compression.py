@@ -41,7 +41,7 @@ _SCORES_TO_MEASURE_BY = 25_000_000
 class Compression:
     """What compressing an index changed.
 
-    `bytes_before` and `bytes_after` are what searches hold or map of anchor scores and features. The recalls are means
+    `bytes_before` and `bytes_after` are what searches hold or map of features. The recalls are means
     over `queries` held-out anchor queries, among `items` of the items; `lost` is their difference, with a 95 %
     interval.
     """
@@ -115,9 +115,9 @@ def compress(
         margin = float(1.96 * lost.std(ddof=1) / len(lost) ** 0.5)
 
         def report(made: Features) -> dict[str, Any]:
-            # Scores, as much again for the residuals, vectors in float32, and means.
+            # Residuals as wide as the scores, vectors in float32, and means.
             width, wide = len(anchors.anchor_queries), made.means.itemsize
-            per_item = 2 * width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
+            per_item = width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
             return {
                 "rank": min(rank, width),
                 "storage": storage,
