@@ -4,7 +4,7 @@
 
 The README, which is the first page, the pages of docs/, the reproduction's, the changelog and the notebooks are copied
 to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. The page on the command line
-is made anew first. A link to a file of the repository that is not on the site becomes plain text. Any warning of
+is made from the commands. A link to a file of the repository that is not on the site becomes plain text. Any warning of
 Zensical's ends the build.
 
 For readers that are programs, each page of text lies beside its HTML as Markdown, llms.txt lists them by the menu, and
@@ -115,6 +115,18 @@ def list_of_notes() -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_levels(text: str) -> str:
+    """A page of the reference, in which what stands under a heading of its own is one level lower."""
+    level, lines = 2, []
+    for line in text.splitlines():
+        level = 3 if line.startswith("## ") else level
+        if line.startswith("::: "):
+            lines += ["", line, "    options:", f"      heading_level: {level}"]
+        elif line != "    options:":
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def stage(folder: Path) -> None:
     """Write what Zensical reads into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -131,10 +143,12 @@ def stage(folder: Path) -> None:
             for name, picture in pictures.items():
                 (target.parent / name).write_bytes(picture)
         elif source.suffix == ".md":
-            text = source.read_text(encoding="utf-8")
-            target.write_text(with_links_of_the_site(text, source, files), encoding="utf-8")
+            text = with_links_of_the_site(source.read_text(encoding="utf-8"), source, files)
+            target.write_text(with_levels(text) if place.parent.name == "api" else text, encoding="utf-8")
         else:
             shutil.copyfile(source, target)
+    command_line = runpy.run_path(str(ROOT / "docs/command_line.py"))
+    (folder / "cli.md").write_text(command_line["page"](), encoding="utf-8")
 
 
 def write_for_programs(staged: Path, site: Path) -> None:
@@ -189,7 +203,6 @@ def build(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(ROOT / "docs/command_line.py"), run_name="__main__")
     where = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT
     sys.stdout.write(
         f"{build(where)}Open {where / 'site/index.html'}; its search needs a server: python -m http.server -d site\n"

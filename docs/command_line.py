@@ -1,20 +1,19 @@
-"""Write docs/cli.md, the page on the command line, from the commands themselves.
+"""The page on the command line, made from the commands themselves.
 
-    python docs/command_line.py
+    python docs/command_line.py > cli.md
 
-docs/build.py writes it before it builds the site; a test says whether the page in the repository is current.
+docs/build.py puts it on the site; the repository holds no copy of what `adacur COMMAND --help` says.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import typer
 
-PAGE = Path(__file__).with_name("cli.md")
 # An option that so many commands explain in the same words is explained once.
 SHARED_BY = 3
 
@@ -64,7 +63,7 @@ def table(rows: list[str], heading: str) -> list[str]:
 
 
 def section(name: str, command: Any, *, left_out: set[str]) -> list[str]:
-    explained, _, example = (command.help or "").partition("Example:")
+    explained, _, example = (command.help or "").replace("\b", "").partition("Example:")
     paragraphs = [plain(part) for part in re.split(r"\n\n+", explained.strip())]
     return [
         *(f"## adacur {name}", ""),
@@ -86,4 +85,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(page())

@@ -2,8 +2,11 @@
 
     python lab/benchmarks/rivals_table.py lab/benchmarks/results/rivals.json [--write README.md docs/rivals.md]
 
-Prints the short table (100 calls) and the long ones. With --write, each replaces what stands between its marks,
-`<!-- rivals: NAME -->` and `<!-- end of rivals: NAME -->`, in the files given; NAME is short, means or cells.
+Prints every table. With --write, each replaces what stands between its marks, `<!-- rivals: NAME -->` and
+`<!-- end of rivals: NAME -->`, in the files given; NAME is summary, short, means or cells. The summary reads two more
+results: what first stages find alone, which is what re-ranking finds with as many calls as hits are wanted
+(`rivals.py --methods rerank --budgets 10 --json lab/benchmarks/results/first_stages_alone.json`), and judged quality
+with the scorer as one witness (`witness.json`, by witness.py).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ COLLECTIONS = ("scifact", "wikivital", "mondo")
 FIRST = {"dense": "dense first", "bm25": "BM25 first", "bm25+dense": "both first"}
 BUDGETS = (50, 100, 200, 500)
 KS = ("1", "10", "100")
+RESULTS = Path(__file__).parent / "results"
 SHORT = 100
 
 Rows = dict[tuple[str, str, str, int], dict[str, Any]]
@@ -48,6 +52,39 @@ def across(rows: Rows, method: str, first: str, measure: str) -> str:
     """A measure at 100 calls on the three collections, with slashes between."""
     found = [rows.get((collection, method, first, SHORT)) for collection in COLLECTIONS]
     return " / ".join("–" if row is None else number(row[measure][0]) for row in found)
+
+
+def summary(stored: dict[str, Any]) -> str:
+    """From both first stages joined: what no call finds, re-ranking, the best rival, and the default."""
+    rows, alone = rows_of(stored), rows_of(json.loads((RESULTS / "first_stages_alone.json").read_text()))
+    witness = json.loads((RESULTS / "witness.json").read_text())
+    joined = "bm25+dense"
+
+    def recall(name: str) -> str:
+        return " / ".join(number(rows[collection, name, joined, SHORT]["10"][0]) for collection in COLLECTIONS)
+
+    def judged(method: str, anchors: int) -> str:
+        wanted = {"queries": "to report", "first": joined, "method": method, "budget": SHORT, "anchors": anchors}
+        found = [one for one in witness if wanted.items() <= one.items() and one["scale"] == "best 100"]
+        of = {one["domain"]: one["alone"] + one["against alone"][one["fuse"].index(1.0)][0] for one in found}
+        return " / ".join(number(of[collection]) for collection in COLLECTIONS)
+
+    def mean(name: str) -> float:
+        return sum(rows[collection, name, joined, SHORT]["10"][0] for collection in COLLECTIONS)
+
+    rival = max((name for name in METHODS if name != "rerank" and not name.startswith("default")), key=mean)
+    first = " / ".join(number(alone[collection, "rerank", joined, 10]["10"][0]) for collection in COLLECTIONS)
+    reported = [one for one in witness if one["queries"] == "to report" and one["first"] == joined]
+    unasked = {one["domain"]: one["alone"] for one in reported}
+    header = ["", "scorer calls", "recall of the scorer's top 10", "nDCG@10, scorer as one witness"]
+    body = [
+        ["the first stages alone", "0", first, " / ".join(number(unasked[collection]) for collection in COLLECTIONS)],
+        ["re-ranking", str(SHORT), recall("rerank"), judged("rerank", 0)],
+        [f"the best rival ({METHODS[rival].title})", str(SHORT), recall(rival), "–"],
+        ["**adacur**, no anchors", str(SHORT), recall("default-0"), judged("gaussian", 0)],
+        ["**adacur**, 500 anchors", f"{SHORT}, and 500 an item once", recall("default-500"), judged("gaussian", 500)],
+    ]
+    return table(header, body)
 
 
 def short(stored: dict[str, Any]) -> str:
@@ -126,7 +163,7 @@ def cells(stored: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-TABLES = {"short": short, "means": means, "cells": cells}
+TABLES = {"summary": summary, "short": short, "means": means, "cells": cells}
 
 
 def write(file: Path, stored: dict[str, Any]) -> None:

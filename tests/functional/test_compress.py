@@ -32,16 +32,12 @@ def test_sizes_and_recall_before_and_after_are_told(folder) -> None:
     assert (folder / "my.adacur" / "versions/1/gaussian").is_dir()
 
 
-def test_with_json_nothing_but_json_is_on_stdout(folder) -> None:
+def test_a_compression_is_a_line_of_json_and_can_be_undone(folder) -> None:
     ran = compress(folder, "--rank", 20, "-k", 5, "--budget", 40, "--storage", "float16", "--json")
     told = json.loads(ran.out)
     assert told["storage"] == "float16"
     assert told["bytes_after"] < told["bytes_before"]
     assert told["low"] <= told["lost"] <= told["high"]
-
-
-def test_it_can_be_undone(folder) -> None:
-    compress(folder, "--rank", 20, "--budget", 40)
     assert json.loads(compress(folder, "--drop", "--json").out) == {"index": "my.adacur", "dropped": True}
     assert not (folder / "my.adacur" / "versions/1/gaussian").exists()
     assert "as before" in compress(folder, "--drop").out

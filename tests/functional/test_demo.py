@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adacur import BM25, AnchorIndex, Item, Query
-from adacur.cli.demo import Race
+from adacur.cli.demo import Race, open_index
 from adacur.data import wikivital
-from tests.functional.commands import here
-
-QUESTION = "who discovered penicillin?"
+from adacur.scorers import Cached
 
 
-def test_a_question_of_ones_own_is_answered_by_both_methods(tmp_path: Path) -> None:
-    ran = here("demo", "--query", QUESTION, "--budget", "20", cwd=tmp_path, width=120, PATH=os.defpath)
+def test_a_shipped_question_is_raced_with_the_real_model_at_equal_calls() -> None:
+    shipped = json.loads(files("adacur.data").joinpath("demo_questions.json").read_text(encoding="utf-8"))
+    race = Race({shipped[0]["question"]: shipped[0]["best"]}, budget=20)
 
-    assert ran.code == 0, ran.err
-    assert "CC-BY-SA-4.0" in ran.err
-    lines = ran.out.splitlines()
-    header = next(line for line in lines if "score" in line and "round" in line)
-    # Two tables: ours, and that of re-ranking at the same budget.
-    assert lines.count(header) == 2
-    for at, line in enumerate(lines):
-        if line == header:
-            rows = lines[at + 2 : at + 7]
-            assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "5"]
-            assert "Alexander Fleming" in rows[0]
-    for method in ("adacur  ", "re-ranking  "):
-        (spent,) = (line for line in lines if line.startswith(method) and "scorer calls" in line)
-        assert "20 scorer calls" in spent
-    assert list(tmp_path.iterdir()) == []
+    race.run(shipped[0]["question"], open_index().with_scorer(Cached))
+
+    assert race.calls == {"first stages alone": 0, "re-ranking": 20, "adacur": 20}
+    assert all(0 < found <= 10 for found in race.found.values())
+    assert len(race.depths) <= race.total == 10
 
 
 def test_each_shipped_question_names_ten_different_articles() -> None:

@@ -94,7 +94,7 @@ def test_importing_adacur_and_its_integrations_imports_no_library_that_they_may_
 def test_every_public_name_is_there_and_dir_tells_them_all() -> None:
     assert [name for name in adacur.__all__ if not hasattr(adacur, name)] == []
     assert {*adacur.__all__, "__version__"} <= set(dir(adacur))
-    with pytest.raises(AttributeError, match="nonsense"):
+    with pytest.raises(AttributeError):
         adacur.nonsense
 
 

@@ -220,7 +220,7 @@ def test_an_encoder_that_is_missing_is_told_before_a_call_is_spent(tmp_path) -> 
     path, scorer = tmp_path / "a.adacur", world.Counted()
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], first=["dense"], encoder=world.Encoder())
     index = adacur.load(path, scorer=scorer, check=False)
-    with pytest.raises(InputError, match="encoder="):
+    with pytest.raises(InputError):
         Edited(index).add([item(20)])
     assert scorer.calls == 0
     # Nothing is encoded to remove an item.

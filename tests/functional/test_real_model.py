@@ -67,14 +67,14 @@ def test_the_scorer_named_in_the_manifest_opens_by_itself_without_drift(folder) 
 
 
 def test_another_backend_of_the_same_weights_is_accepted_with_its_drift(folder) -> None:
-    with pytest.warns(DriftWarning, match="correlation 0.99"):
+    with pytest.warns(DriftWarning):
         index = adacur.load(folder, scorer=adacur.scorer(torch_cross_encoder(), max_item_tokens=64))
     assert 0.99 <= index.drift.correlation < 1
     assert index.drift.max_difference > 0
 
 
 def test_another_model_is_refused(folder, scorer) -> None:
-    with pytest.raises(WrongScorer, match="correlation"):
+    with pytest.raises(WrongScorer):
         adacur.load(folder, scorer=lambda pairs: [float(len(item)) for _, item in pairs])
     with pytest.raises(WrongScorer):
         adacur.load(

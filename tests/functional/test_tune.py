@@ -41,12 +41,6 @@ def test_tune_prints_predictions_and_a_verdict_and_keeps_what_it_chose(index: Pa
     assert "k = 5, 20 calls (bm25)" in here("inspect", index).out
 
 
-def test_a_tuning_is_a_line_of_json(index: Path) -> None:
-    (told,) = here("tune", index, "-k", 1, "--budget", 10, "--json").json()
-    assert (told["k"], told["budget"], told["n_queries"], len(told["predictions"])) == (1, 10, 24, 4)
-    assert told["verdict"]
-
-
 def test_judgements_choose_and_searches_use_what_they_chose(index: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(index, tmp_path / "index")
     judged = [f"q{n}\td{n}\t1" for n in range(24)] + ["q0\tnowhere\t1", "stranger\td1\t1"]
@@ -71,20 +65,6 @@ def test_judgements_choose_and_searches_use_what_they_chose(index: Path, tmp_pat
     assert 0 < done.json()[0]["judged"]["calls"] <= 24 * (3 * 20 + 10 + 5)
     assert "24 of them no anchor queries: at most 1,800 scorer calls" in " ".join(done.err.split())
     here("tune", copied, "--qrels", tmp_path / "none.tsv").refused("none.tsv")
-
-
-def test_what_cannot_be_stored_is_not_said_to_be_stored(index: Path, tmp_path: Path, monkeypatch) -> None:
-    copied = shutil.copytree(index, tmp_path / "index")
-    tune = ("tune", copied, "-k", 5, "--budget", 20, "--queries", 22, "--json")
-    assert "Stored in" in here(*tune).err
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("adacur.replay.storing.write_atomically", refuse)
-    told = here(*tune, "--seed", 1).err
-    assert "cannot be written to" in told
-    assert "Stored in" not in told
 
 
 def test_a_budget_above_the_number_of_items_is_taken_as_that_number_and_said_so(index: Path, tmp_path: Path) -> None:
@@ -114,10 +94,6 @@ def test_after_a_change_the_command_that_tunes_again_names_every_k_and_budget(in
     done = here("index", "remove", copied, opened.items[0].id)
     for command in ("-k 5 --budget 20", "-k 5 --budget 30", "-k 10 --budget 30"):
         assert f"adacur tune '{copied}' {command}" in done.err
-
-
-def test_a_k_beyond_the_budget_is_refused(index: Path) -> None:
-    here("tune", index, "--k", 50, "--budget", 20).refused("50", "20")
 
 
 def test_too_few_anchor_queries_are_refused_once_with_how_to_add_more_and_a_build_goes_on(

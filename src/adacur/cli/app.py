@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -45,10 +46,12 @@ class _Commands(TyperGroup):
 
 
 def _group(commands: Iterable[Callable[..., None]], **options: Any) -> typer.Typer:
-    options |= {"no_args_is_help": True, "rich_markup_mode": "rich", "pretty_exceptions_enable": False}
+    options |= {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
     group = typer.Typer(add_completion=False, **options)
     for command in commands:
-        group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
+        # Lines of an example are not joined and broken anew.
+        text = cleandoc(command.__doc__ or "").replace("\n\nExample:", "\n\n\b\nExample:")
+        group.command(command.__name__.rstrip("_").replace("_", "-"), help=text)(command)
     return group
 
 

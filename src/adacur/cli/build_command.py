@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import counted, log_as_notes, note, print_json, say
-from adacur.data import pseudo_queries, read_queries
+from adacur.cli.messages import counted, log_as_notes, note, show
+from adacur.data import pseudo_queries, read_queries, write_queries
 from adacur.data.files import Repeated
-from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
-
-if TYPE_CHECKING:
-    from adacur.store import Estimate
 
 _DEFAULT_ANCHORS = 250
 # From here on a dry run names cheaper ways.
 _LONG_SECONDS = 600
-_FEW_ANCHORS, _SHORT_ITEM, _SOME_ITEMS = 100, 64, 500
+_CHEAPER = (
+    "Cheaper: fewer anchor queries (-n 100), shorter items (--max-item-tokens 64), no vectors (--first bm25), some of "
+    "the items (--limit 500), or no anchor queries (-n 0): searches then start from dense vectors or re-rank."
+)
 
 
 def build(
     items: opt.ItemsPath,
-    index: Annotated[str | None, Argument(help="The folder to write; an interrupted build continues.")] = None,
+    index: Annotated[
+        str | None, Argument(metavar="INDEX", help="The folder to write; an interrupted build continues.")
+    ] = None,
     anchors: Annotated[Path | None, Option(help="A file of anchor queries; default: pseudo-queries.")] = None,
     n_anchors: Annotated[
         int | None,
@@ -88,8 +88,7 @@ def build(
     source = opt.collection(items, id_field=id_field, text_fields=text_field, limit=limit, repeated=repeated)
     chosen = _anchor_queries(source, anchors, n_anchors, seed=seed)
     if queries is not None:
-        rows = (json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) for query in chosen)
-        queries.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        write_queries(queries, chosen)
         note(f"{queries}: {counted(len(chosen), 'anchor query', 'anchor queries')}.")
     stages = opt.comma_separated(first)
     options: dict[str, Any] = {
@@ -105,33 +104,28 @@ def build(
     }
     if dry_run:
         cost = adacur.build(source, chosen or 0, dry_run=True, price=price, **options)
-        if as_json:
-            print_json(cost)
-            return
-        say(cost.summary())
-        if cost.seconds > _LONG_SECONDS:
-            note(f"Cheaper: {'; '.join(_cheaper(cost, options['scorer'].card))}.")
-        if cost.status == "complete":
-            note(f"{index} is finished. Next: adacur search {quote(str(index))} 'your question'")
-        else:
-            again = f"adacur build {quote(items)} {quote(index or 'INDEX')}"
-            note(f"Next: {again}, with the same options and without --dry-run.")
+        again = f"adacur build {quote(items)} {quote(index or 'INDEX')}, with the same options and without --dry-run"
+        is_complete = cost.status == "complete"
+        follows = f"adacur search {quote(str(index))} 'your question'" if is_complete else again
+        hints = (_CHEAPER if cost.seconds > _LONG_SECONDS else "", f"Next: {follows}.")
+        show(cost, cost.summary(), hints=hints, as_json=as_json)
         return
     was_finished = is_finished(str(index))
     with log_as_notes("adacur.build"):
         built = adacur.build(source, chosen or 0, tune=tune, **options)
     recognising = 0 if built.drift is None else built.drift.n_probes
-    if as_json:
-        summary = {"index": index, "items": len(built), "anchors": len(built.anchor_queries)}
-        print_json(summary | {"first": built.first_stages, "recognising": recognising})
-        return
+    summary = {"index": index, "items": len(built), "anchors": len(built.anchor_queries)}
     n_queries = counted(len(built.anchor_queries), "anchor query", "anchor queries")
-    say(f"{index}: {len(built):,} items × {n_queries}; first stages {', '.join(built.first_stages)}.")
-    if was_finished:
-        note("It was finished before: no block was scored again.")
-    if recognising:
-        note(f"{recognising} calls went into recognising the scorer.")
-    note(f"Next: adacur search {quote(str(index))} 'your question'{opt.scorer_flag(built.scorer.card.source)}")
+    show(
+        summary | {"first": built.first_stages, "recognising": recognising},
+        f"{index}: {len(built):,} items × {n_queries}; first stages {', '.join(built.first_stages)}.",
+        hints=(
+            "It was finished before: no block was scored again." if was_finished else "",
+            f"{recognising} calls went into recognising the scorer." if recognising else "",
+            f"Next: adacur search {quote(str(index))} 'your question'{opt.scorer_flag(built.scorer.card.source)}",
+        ),
+        as_json=as_json,
+    )
 
 
 def _anchor_queries(items: Iterable[Item], file: Path | None, n: int | None, *, seed: int) -> list[Query]:
@@ -144,20 +138,3 @@ def _anchor_queries(items: Iterable[Item], file: Path | None, n: int | None, *, 
     if n and len(queries) < n:
         note(f"{file} holds {counted(len(queries), 'anchor query', 'anchor queries')}, fewer than {n}; all are used.")
     return queries
-
-
-def _cheaper(cost: Estimate, card: ScorerCard) -> list[str]:
-    """The ways to a cheaper build that are not taken yet."""
-    ways = []
-    scoring = cost.seconds - cost.encoding_seconds
-    if cost.n_anchors > _FEW_ANCHORS:
-        ways.append(f"fewer anchor queries (-n {_FEW_ANCHORS})")
-    if cost.pairs and card.max_tokens and (card.max_item_tokens or card.max_tokens) > _SHORT_ITEM:
-        ways.append(f"shorter items (--max-item-tokens {_SHORT_ITEM})")
-    if cost.n_items > _SOME_ITEMS:
-        ways.append(f"a first look at some of the items (--limit {_SOME_ITEMS})")
-    if cost.n_anchors:
-        ways.append("no anchor queries (-n 0): nothing is scored, searches start from dense vectors or re-rank")
-    if cost.encoding_seconds > scoring:
-        ways.append("no vectors (--first bm25)")
-    return ways or ["a faster scorer"]

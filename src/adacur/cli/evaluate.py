@@ -21,7 +21,9 @@ _LONG_SECONDS = 600
 
 
 def evaluate(
-    folder: Annotated[Path, Argument(help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")],
+    folder: Annotated[
+        Path, Argument(metavar="FOLDER", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")
+    ],
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
     max_item_tokens: opt.MaxItemTokens = None,
     methods: Annotated[str, Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
@@ -45,7 +47,8 @@ def evaluate(
     """Compare search methods on judged data.
 
     By recall of the scorer's best items and judged quality, for each budget. It ends with a verdict: whether the scorer
-    is worth any call, and more depth its calls. An interrupted evaluation continues with the same command.
+    is worth any call, and more depth its calls. An interrupted evaluation continues with the same command. In minutes,
+    `try` says whether it is worth it; of an index, `tune` chooses the settings: see docs/try.md, Three ways to measure.
 
     Example: adacur evaluate my-beir-folder --scorer ms-marco-MiniLM-L-12-v2
     """

@@ -36,9 +36,10 @@ def add(
     ray: opt.RayAddress = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Add items, anchor queries or both, for one scorer call per new pair. Interrupted, the same command continues.
+    """Add items or anchor queries, or replace items.
 
-    Processes that have the index open keep the version that they opened.
+    One scorer call per new pair. Interrupted, the same command continues. Processes that have the index open keep
+    the version that they opened.
 
     Example: adacur index add my.adacur new.jsonl
     """
@@ -62,7 +63,9 @@ def remove(
     anchor: Annotated[list[str] | None, Option(metavar="ID", help="An anchor query; may be repeated.")] = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Remove items or anchor queries from an index by their ids. Calls no scorer.
+    """Remove items or anchor queries by their ids.
+
+    Calls no scorer.
 
     Example: adacur index remove my.adacur doc-17 doc-18
     """
@@ -80,10 +83,10 @@ def remove(
 
 
 def compact(index: opt.IndexPath, as_json: opt.Json = False) -> None:
-    """Copy an index into one part and delete what is no longer used. Calls no scorer.
+    """Copy an index into one part, without what is unused.
 
-    Versions that are open somewhere stay until the next change. Interrupted additions that were never continued are
-    deleted too.
+    Calls no scorer. Versions that are open somewhere stay until the next change. Interrupted additions that were
+    never continued are deleted too.
 
     Example: adacur index compact my.adacur
     """
@@ -100,7 +103,9 @@ def compress(
     allow_code: opt.AllowCode = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Make an index searchable in less memory, and measure the recall that it costs. Calls no scorer.
+    """Search an index in less memory.
+
+    Measures the recall that it costs, on anchor queries held out. Calls no scorer.
 
     Example: adacur index compress my.adacur --rank 128 --storage int8
     """

@@ -9,14 +9,18 @@ import typer
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import note, notes, print_json, say
+from adacur.cli.messages import notes, show
 from adacur.matching import MatchEstimate
 from adacur.matching import match as match_tables
 
 
 def match(
-    left: Annotated[str, Argument(help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")],
-    right: Annotated[str, Argument(help="The right table, or an index folder; the left one again for duplicates.")],
+    left: Annotated[
+        str, Argument(metavar="LEFT", help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")
+    ],
+    right: Annotated[
+        str, Argument(metavar="RIGHT", help="The right table, or an index folder; the left one again for duplicates.")
+    ],
     output: Annotated[Path | None, Option("-o", "--output", help="The pairs, as CSV; NAME.partial until then.")] = None,
     above: Annotated[float, Option(help="The least score of a pair.")] = ...,  # type: ignore[assignment]
     recall: Annotated[float, Option(help="The share of these pairs to find, as far as can be told.")] = 0.9,
@@ -86,19 +90,8 @@ def match(
             **options,
         )
     if isinstance(done, MatchEstimate):
-        print_json(done) if as_json else say(done.summary())
+        show(done, done.summary(), as_json=as_json)
         return
-    if as_json:
-        print_json(
-            {
-                "bill": done.bill,
-                "certificate": done.certificate,
-                "unmatched": done.unmatched,
-                "to_look_at": done.to_look_at,
-                "failed": done.failed,
-                "without_text": done.without_text,
-            }
-        )
-        return
-    say(f"{output}: {len(done):,} pairs.")
-    note(done.summary())
+    told = ("bill", "certificate", "unmatched", "to_look_at", "failed", "without_text")
+    result = {name: getattr(done, name) for name in told}
+    show(result, f"{output}: {len(done):,} pairs.", hints=[done.summary()], as_json=as_json)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Questions that share scorer calls, and are answered together.
 _TOGETHER = 16
-_Question = Annotated[list[str] | None, Argument(help="One question, or several.")]
+_Question = Annotated[list[str] | None, Argument(metavar="QUESTION", help="One question, or several.")]
 _Questions = Annotated[Path | None, Option(help="A file of questions: .jsonl, .csv, .tsv, .txt or BEIR.")]
 
 

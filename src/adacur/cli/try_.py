@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 def try_(
     folder: Annotated[
-        Path, Argument(help="Items (corpus.jsonl or one file), and if there are any queries.jsonl and qrels/test.tsv.")
+        Path,
+        Argument(
+            metavar="FOLDER",
+            help="Items (corpus.jsonl or one file), and if there are any queries.jsonl and qrels/test.tsv.",
+        ),
     ],
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
     scorer_set: opt.ScorerSettings = None,
@@ -43,7 +47,8 @@ def try_(
     """Say whether a scorer is worth its calls on your data.
 
     A sample is scored, and the advice printed. What was scored is kept: after Ctrl-C, or with more --minutes, the same
-    command goes on.
+    command goes on. Of an index, `tune` chooses the settings; on judged data, `evaluate` compares: see docs/try.md,
+    Three ways to measure.
 
     Example: adacur try my-folder --minutes 5
     """

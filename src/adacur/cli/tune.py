@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from rich.table import Table
 from typer import Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import note, notes, print_json, print_table, rows_table, say
+from adacur.cli.messages import note, notes, rows_table, show
 from adacur.errors import InputError
 
 if TYPE_CHECKING:
     from adacur.replay import Tuning
-    from adacur.replay.certificates import Calibration
     from adacur.search import AnchorIndex
+    from adacur.search.effort import EffortRule
 
 
 def tune(
@@ -48,7 +50,8 @@ def tune(
 
     Where searches start and their settings, for your k and budget. Each anchor query is searched for again, as if it
     were new: no scorer is called. Run it once per k and budget that you use. With --qrels, judgements choose the first
-    stage, the smallest budget that is as good, fuse and pool.
+    stage, the smallest budget that is as good, fuse and pool. Without an index, `try` says whether it is worth it; on
+    judged data, `evaluate` compares: see docs/try.md, Three ways to measure.
 
     Example: adacur tune my.adacur -k 10 --budget 100
     """
@@ -70,10 +73,7 @@ def tune(
             _tell_cost(opened, qrels, replayed, k=k, budget=budget, seed=seed)
         with notes.status("replaying anchor queries …"):
             tuning = adacur.tune(opened, k=k, budget=budget, queries=replayed, qrels=qrels, seed=seed)
-        if as_json:
-            print_json(asdict(tuning) | {"verdict": verdict(tuning)})
-        else:
-            _show(tuning)
+        show(asdict(tuning) | {"verdict": verdict(tuning)}, *_shown(tuning, verdict(tuning)), as_json=as_json)
         if tuning.judged or not tuning.is_exact:
             note(_where(opened, tuning))
 
@@ -85,40 +85,14 @@ def _show_costs(path: str, above: float, *, as_json: bool) -> None:
 
     with adacur.load(path, check=False) as opened, notes.status("replaying anchor queries …"):
         costs = find_costs(opened, above=above)
-    if as_json:
-        print_json({"above": above, "costs": [{"recall": recall} | _as_said(one) for recall, one in costs.items()]})
-        return
-    print_table(
-        rows_table(
-            ("recall", "mean calls", "anchor queries"),
-            [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()],
-        )
-    )
-    for reason in dict.fromkeys(reason for one in costs.values() for reason in one.reasons):
-        say(reason)
-
-
-def _as_said(calibration: Calibration) -> dict[str, Any]:
-    return {name: getattr(calibration, name) for name in ("calls", "n", "reasons")}
-
-
-def _show_effort(tuning: Tuning) -> None:
-    """The curve of calls and recall, and where `effort="auto"` lies on it."""
-    if tuning.effort is None:
-        return
-    auto, curve = tuning.effort.point("auto"), tuning.effort.curve
-    every = max(1, len(curve) // 6)
-    shown = sorted({*curve[::every], auto, curve[-1]}, key=lambda one: one.calls)
-    print_table(
-        rows_table(
-            ("effort", "mean calls", f"top-{tuning.k} recall"),
-            [
-                ("auto" if one == auto else f"{one.recall - 0.0005:.3f}", f"{one.calls:.0f}", f"{one.recall:.3f}")
-                for one in shown
-            ]
-            + [("none", str(tuning.budget), f"{tuning.effort.whole:.3f}")],
-        )
-    )
+    figures = [
+        {"recall": recall} | {name: getattr(one, name) for name in ("calls", "n", "reasons")}
+        for recall, one in costs.items()
+    ]
+    rows = [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()]
+    reasons = dict.fromkeys(reason for one in costs.values() for reason in one.reasons)
+    table = rows_table(("recall", "mean calls", "anchor queries"), rows)
+    show({"above": above, "costs": figures}, table, *reasons, as_json=as_json)
 
 
 def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k: int, budget: int, seed: int) -> None:
@@ -153,9 +127,7 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
     return f"Stored in {home}/{TUNED}; {used}."
 
 
-def _show(tuning: Tuning) -> None:
-    from adacur.replay.tuning_verdict import verdict
-
+def _shown(tuning: Tuning, verdict: str) -> Iterator[str | Table]:
     judged, first = tuning.judged, tuning.first or "random"
     if judged:
         rows = (
@@ -164,38 +136,43 @@ def _show(tuning: Tuning) -> None:
             ("rerank", first, judged.rerank, tuning.budget),
             ("first stage alone", judged.alone_first or first, judged.alone, 0),
         )
-        print_table(
-            rows_table(
-                ("judged", "first stage", judged.measure, "95 % interval", "calls"),
-                [
-                    (name, stage, f"{mean.value:.3f}", f"{mean.low:.3f} … {mean.high:.3f}", str(calls))
-                    for name, stage, mean, calls in rows
-                ],
-            )
+        means = [(name, stage, *_interval(mean.value, mean.low, mean.high), str(n)) for name, stage, mean, n in rows]
+        yield rows_table(("judged", "first stage", judged.measure, "95 % interval", "calls"), means)
+    recalls = [
+        (
+            one.method,
+            (tuning.rerank_first if one.method == "rerank" else tuning.first) or "random",
+            *_interval(one.recall, one.low, one.high),
+            str(tuning.budget),
         )
-    print_table(
-        rows_table(
-            ("method", "first stage", f"top-{tuning.k} recall", "95 % interval", "calls"),
-            [
-                (
-                    one.method,
-                    (tuning.rerank_first if one.method == "rerank" else tuning.first) or "random",
-                    f"{one.recall:.3f}",
-                    f"{one.low:.3f} … {one.high:.3f}",
-                    str(tuning.budget),
-                )
-                for one in tuning.predictions
-            ],
-        )
-    )
+        for one in tuning.predictions
+    ]
+    yield rows_table(("method", "first stage", f"top-{tuning.k} recall", "95 % interval", "calls"), recalls)
     if not tuning.is_exact:
-        say(
+        yield (
             f"Predicted from {tuning.n_queries} anchor queries, by leave-one-out: each is searched for with an index "
             f"without it. In 19 of 20 cases the mean over {tuning.n_queries} new queries lies in the interval."
         )
         if len(tuning.tried) > 1:
             tried = (f"{one.first} {one.gaussian:.3f} ({one.rerank:.3f})" for one in tuning.tried)
-            say(f"Recall by first stage with the default settings (re-ranking): {', '.join(tried)}")
-        _show_effort(tuning)
-        say(f"Settings: {', '.join(f'{name} {value}' for name, value in asdict(tuning.settings).items())}")
-    say(verdict(tuning))
+            yield f"Recall by first stage with the default settings (re-ranking): {', '.join(tried)}"
+        if tuning.effort is not None:
+            yield _effort_table(tuning, tuning.effort)
+        yield f"Settings: {', '.join(f'{name} {value}' for name, value in asdict(tuning.settings).items())}"
+    yield verdict
+
+
+def _interval(value: float, low: float, high: float) -> tuple[str, str]:
+    return f"{value:.3f}", f"{low:.3f} … {high:.3f}"
+
+
+def _effort_table(tuning: Tuning, effort: EffortRule) -> Table:
+    """The curve of calls and recall, and where `effort="auto"` lies on it."""
+    auto, curve = effort.point("auto"), effort.curve
+    some = {*curve[:: max(1, len(curve) // 6)], auto, curve[-1]}
+    rows = [
+        ("auto" if one == auto else f"{one.recall - 0.0005:.3f}", f"{one.calls:.0f}", f"{one.recall:.3f}")
+        for one in sorted(some, key=lambda one: one.calls)
+    ]
+    rows.append(("none", str(tuning.budget), f"{effort.whole:.3f}"))
+    return rows_table(("effort", "mean calls", f"top-{tuning.k} recall"), rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from adacur.data.catalogue import Asset, cache_folder, describe, fetch, is_fetched, names
 from adacur.data.collections import JudgedCollection, mondo, read_beir, wikivital
-from adacur.data.files import ItemFile, as_items, read_items, read_qrels, read_queries
+from adacur.data.files import ItemFile, as_items, read_items, read_qrels, read_queries, write_queries
 from adacur.data.lines import DataWarning
 from adacur.data.passages import Passages
 from adacur.data.pseudo_queries import pseudo_queries
@@ -36,4 +36,5 @@ __all__ = [
     "read_queries",
     "split_queries",
     "wikivital",
+    "write_queries",
 ]

@@ -135,6 +135,12 @@ def read_queries(
     return (Query(id=id_, text=text) for id_, text, _ in _records(_find(path, "queries"), fields))
 
 
+def write_queries(path: Path, queries: Iterable[Query]) -> None:
+    """Write queries as `read_queries` reads them, in BEIR's form."""
+    rows = (json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) for query in queries)
+    path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
 @dataclass(frozen=True, slots=True)
 class ItemFile:
     """The items of a file, read anew by `read_items` each time, so that they need not fit in memory."""

@@ -10,7 +10,7 @@ from adacur.arrays import BoolArray, FloatArray
 from adacur.model.features import rows_at
 from adacur.model.scale import KNOTS, ScoreScale
 from adacur.protocols import AnchorScores, Items
-from adacur.replay.means import cross_fit
+from adacur.replay.means import chances, cross_fit, likeliest_weights
 from adacur.replay.measures import Qrels
 from adacur.replay.searches import all_scored
 from adacur.results import Hits
@@ -20,9 +20,9 @@ from adacur.search.relevance import Calibration, Relevance
 _RAREST = 1e-6
 _BINS = 10
 _STORED_KNOTS = 64
-# As if each weight had been seen to be 0 this often: hits that are all relevant, or none, have a likeliest weight of
-# infinity.
-_PRIOR = 1.0
+# Of the constant, the rarity and the log rank. Without it, hits that are all relevant would have infinite weights.
+_PRIOR = np.array([0.0, 1.0, 1.0])
+_BOUNDS = np.array([-np.inf, 0.0, -np.inf]), np.array([np.inf, np.inf, 0.0])
 
 
 def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorScores) -> Relevance:
@@ -40,9 +40,11 @@ def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorSc
     ]
 
     def fitted(half: BoolArray) -> FloatArray:
-        return _likeliest(*(np.concatenate([own[at] for at in np.flatnonzero(half)]) for own in (signs, relevant)))
+        told, came = (np.concatenate([own[at] for at in np.flatnonzero(half)]) for own in (signs, relevant))
+        return likeliest_weights(told, came, prior=_PRIOR, within=_BOUNDS)
 
-    chances = [_chances(own, by_others) for own, by_others in zip(signs, cross_fit(len(answers), fitted), strict=True)]
+    of_others = cross_fit(len(answers), fitted)
+    stated = [chances(own, weights) for own, weights in zip(signs, of_others, strict=True)]
     constant, per_rarity, per_log_rank = fitted(np.ones(len(answers), dtype=np.bool_)).tolist()
     calibration = Calibration(
         scores=tuple(scale.scores.tolist()),
@@ -51,16 +53,16 @@ def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorSc
         per_rarity=per_rarity,
         per_log_rank=per_log_rank,
         queries=len(answers),
-        error=calibration_error(np.concatenate(chances), np.concatenate(relevant)),
+        error=calibration_error(np.concatenate(stated), np.concatenate(relevant)),
     )
     best, without = zip(*(_best_with_and_without(hits, qrels[hits.query.id], items) for hits in answers), strict=True)
     return Relevance.by(best=np.array(best), without=np.array(without), calibration=calibration)
 
 
-def calibration_error(chances: FloatArray, came: BoolArray) -> float:
+def calibration_error(stated: FloatArray, came: BoolArray) -> float:
     """Expected calibration error: |chance stated − share that came true| in ten bins of equal width, by their hits."""
-    bins = np.minimum((np.asarray(chances) * _BINS).astype(int), _BINS - 1)
-    gaps = [abs(float((chances[bins == at] - came[bins == at]).sum())) for at in range(_BINS)]
+    bins = np.minimum((np.asarray(stated) * _BINS).astype(int), _BINS - 1)
+    gaps = [abs(float((stated[bins == at] - came[bins == at]).sum())) for at in range(_BINS)]
     return sum(gaps) / max(1, len(bins))
 
 
@@ -78,19 +80,3 @@ def _best_with_and_without(hits: Hits, grades: Mapping[str, int], items: Items) 
     others = ~np.isin(positions, items.positions(id_ for id_, grade in grades.items() if grade > 0))
     best = float(exact.max())
     return best, float(exact[others].max()) if others.any() else best
-
-
-def _chances(signs: FloatArray, weights: FloatArray) -> FloatArray:
-    return np.asarray(1 / (1 + np.exp(-np.clip(signs @ weights, -500, 500))))
-
-
-def _likeliest(signs: FloatArray, relevant: BoolArray) -> FloatArray:
-    """Constant, weight of the rarity (not below 0) and of the log rank (not above 0), by Newton's method."""
-    weights = np.zeros(3)
-    for _ in range(100):
-        chances = _chances(signs, weights)
-        slope = signs.T @ (relevant - chances) - _PRIOR * np.array([0.0, 1.0, 1.0]) * weights
-        curve = (signs * (chances * (1 - chances))[:, None]).T @ signs + np.diag([1e-6, _PRIOR, _PRIOR])
-        weights = weights + np.clip(np.linalg.solve(curve, slope), -1, 1)
-        weights[1], weights[2] = max(weights[1], 0.0), min(weights[2], 0.0)
-    return weights

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from adacur.first_stages.joined import SEPARATOR
 from adacur.replay.means import FEWEST_QUERIES, MATTERS, mean_of
-from adacur.replay.runs import Run, differences_by_query, paired_difference
+from adacur.replay.runs import Run, paired_difference
 from adacur.search.tuned import Mean
 
 JUDGED = "nDCG@10"
@@ -55,18 +54,16 @@ def compare(runs: Sequence[Run], *, rival: str = RERANK) -> list[Row]:
         other = _most_joined(of_rival) if rival == ALONE else next(iter(same), None)
         # A rival has none, and all joined is not compared with itself.
         is_rival = run is other if rival == ALONE else run.method == rival
-        differences = {} if other is None or is_rival else _differences(run, other, measures)
+        differences = {}
+        if other is not None and not is_rival:
+            both = [name for name in measures if _has(run, name) and _has(other, name)]
+            differences = {name: paired_difference(run, other, name) for name in both}
         means = {name: mean_of(run.values(name)) for name in measures if _has(run, name)}
         rows.append(Row(run, means, differences))
     return rows
 
 
 _PRICE = ("budget", "first")
-
-
-def _differences(run: Run, other: Run, measures: Iterable[str]) -> dict[str, Mean]:
-    both = (name for name in measures if _has(run, name) and _has(other, name))
-    return {name: paired_difference(run, other, name) for name in both}
 
 
 def verdict(runs: Sequence[Run]) -> str:
@@ -87,7 +84,7 @@ def worth(runs: Sequence[Run]) -> str:
         return ""
     best = max(spent, key=_quality)
     # Of many runs the best is flattered: the interval is that of all of them together.
-    gain = _change(best, alone, JUDGED, level=1 - 0.05 / len(spent), samples=10_000)
+    gain = paired_difference(best, alone, JUDGED, level=1 - 0.05 / len(spent), samples=10_000)
     unproved = f"No gain is proved on {gain.n} judged queries; use none, or more of them (--queries)"
     answer = "Yes" if gain.low > 0 else "No: use none here" if gain.high < MATTERS else unproved
     fuse = f", fuse {best.settings['fuse']:g}" if best.settings.get("fuse") else ""
@@ -111,7 +108,7 @@ def depth(runs: Sequence[Run]) -> str:
     reranked = _most_joined([run for run in judged if run.method == RERANK and run.settings["budget"] == most])
     if exact is None or reranked is None or most >= exact.made["items"]:
         return ""
-    change = _change(exact, reranked, OWN_ORDER)
+    change = paired_difference(exact, reranked, OWN_ORDER)
     if change.high < 0 and change.value <= -MATTERS:
         answer = "No: mend it first (adacur train), or search only the first stage's best"
     elif change.low > 0 and change.value >= MATTERS:
@@ -149,7 +146,3 @@ def _has(run: Run, measure: str) -> bool:
 
 def _quality(run: Run) -> float:
     return float(run.values(JUDGED).mean())
-
-
-def _change(left: Run, right: Run, measure: str, **interval: Any) -> Mean:
-    return mean_of(np.array(list(differences_by_query(left, right, measure).values())), **interval)

@@ -18,8 +18,8 @@ from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
 from adacur.replay.held_out import HeldOut, check_anchors, check_exact
 from adacur.replay.known_scores import KnownScores
-from adacur.replay.measures import recall_above
-from adacur.replay.searches import method_of
+from adacur.replay.means import mean_of
+from adacur.replay.searches import Searches, Way
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.at_rest import slopes_of_stages, store_at_rest
@@ -98,21 +98,28 @@ def compress(
         rest, first = held_out.rest(), index.snapshot.stage(None)
         if first is not None and len(sample) < len(index):
             first = placed(_Among(first, sample, table.items.ids), table.items)
+        name = None if first is None else first.name
 
         def recalls(model: GaussianModel) -> FloatArray:
-            searched = AnchorIndex(rest, scorer=KnownScores.of(table))
-            slopes = None if first is None else learned_slopes(model, rest, first)
-            method = method_of(default_settings(k), model, n_anchors=len(rest.anchor_queries), slopes=slopes, seed=seed)
-            hits = searched.search(held_out.queries, k, budget=budget, method=method, first=first, fuse=0)
-            return recall_above(hits, held_out.least(k), k=min(k, len(items)))
+            searches = Searches(
+                rest,
+                held_out.queries,
+                k=k,
+                stages={name: first},
+                scorer=KnownScores.of(table),
+                model=model,
+                slopes=lambda stage: learned_slopes(model, rest, stage),
+                least=held_out.least,
+                seed=seed,
+            )
+            return searches.recalls(Way(default_settings(k), name, min(budget, len(items))))
 
         embeddings = None if vectors is None else vectors.rows(sample).astype(np.float32, copy=False)
         whole = GaussianModel(embeddings=embeddings, embed_queries=embed_queries)
         before = recalls(whole)
         features = whole.compressed(rest, rank=rank, storage=storage)
         after = recalls(GaussianModel(embed_queries=embed_queries, features=features))
-        lost = before - after
-        margin = float(1.96 * lost.std(ddof=1) / len(lost) ** 0.5)
+        lost = mean_of(before - after)
 
         def report(made: Features) -> dict[str, Any]:
             # Residuals as wide as the scores, vectors in float32, and means.
@@ -125,12 +132,12 @@ def compress(
                 "bytes_after": made.nbytes,
                 "k": k,
                 "budget": budget,
-                "queries": len(lost),
+                "queries": lost.n,
                 "recall_before": float(before.mean()),
                 "recall_after": float(after.mean()),
-                "lost": float(lost.mean()),
-                "low": float(lost.mean()) - margin,
-                "high": float(lost.mean()) + margin,
+                "lost": lost.value,
+                "low": lost.low,
+                "high": lost.high,
                 "items": len(sample),
             }
 

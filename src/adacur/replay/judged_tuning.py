@@ -14,7 +14,7 @@ from adacur.records import Query
 from adacur.replay.chosen_settings import best_stage, stages_of
 from adacur.replay.held_out import check_anchors, check_exact
 from adacur.replay.means import gains, mean_of, unseen
-from adacur.replay.measures import Qrels
+from adacur.replay.measures import Qrels, telling_queries
 from adacur.replay.searches import Searches, Way
 from adacur.results import Hits
 from adacur.scorers import Cached
@@ -75,14 +75,10 @@ class JudgedQueries:
                 f"None of the {len(qrels)} judged queries{such}, is {among}. Give the queries that were judged "
                 "(--queries FILE, or queries=…), with the ids that the judgements have."
             )
-        ids, unknown = set(index.items.ids), 0
-        useful, kept = [], {}
-        for query in judged:
-            grades = {id_: grade for id_, grade in qrels[query.id].items() if id_ in ids}
-            unknown += len(qrels[query.id]) - len(grades)
-            if 0 < sum(grade > 0 for grade in grades.values()) < len(ids):
-                useful.append(query)
-                kept[query.id] = grades
+        ids = set(index.items.ids)
+        useful = list(telling_queries(judged, index.items, qrels))
+        kept = {one.id: {id_: grade for id_, grade in qrels[one.id].items() if id_ in ids} for one in useful}
+        unknown = sum(id_ not in ids for query in judged for id_ in qrels[query.id])
         if len(useful) < FEWEST_JUDGED:
             raise EmptyInput(
                 f"Choosing by judgements needs at least {FEWEST_JUDGED} queries with something relevant in the index, "

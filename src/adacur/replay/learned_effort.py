@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adacur.arrays import FloatArray
-from adacur.replay.means import cross_fit
+from adacur.replay.means import chances, cross_fit, likeliest_weights
 from adacur.results import Hits, Round
 from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
 
@@ -58,7 +58,7 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
     if not all(any(len(course.calls) > 1 for course in courses[half::2]) for half in (0, 1)):
         return None
     weights = cross_fit(len(courses), lambda half: _fitted([courses[at] for at in np.flatnonzero(half).tolist()]))
-    losses = [_losses(course, own) for course, own in zip(courses, weights, strict=True)]
+    losses = [chances(course.features, own) for course, own in zip(courses, weights, strict=True)]
     curve = []
     for most in _LOSSES:
         ends = [_end(expected, most) for expected in losses]
@@ -68,10 +68,6 @@ def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRul
         recall = float(recalls.mean())
         curve.append(EffortPoint(float(most), float(calls), recall, recall - error))
     return EffortRule(tuple(_fitted(courses).tolist()), _rising(curve), float(whole.mean()))
-
-
-def _losses(course: Course, weights: FloatArray) -> FloatArray:
-    return np.asarray(1 / (1 + np.exp(-np.clip(course.features @ weights, -500, 500))))
 
 
 def _end(expected: FloatArray, most: float) -> int:
@@ -85,12 +81,7 @@ def _fitted(courses: Sequence[Course]) -> FloatArray:
     told = np.concatenate([course.features[:-1] for course in courses])
     lost = np.concatenate([course.recalls[-1] - course.recalls[:-1] for course in courses])
     scale = np.maximum(np.abs(told).max(axis=0), 1e-9)
-    told, weights = told / scale, np.zeros(len(scale))
-    for _ in range(50):
-        chances = 1 / (1 + np.exp(-told @ weights))
-        slope = told.T @ (lost - chances) - _RIDGE * len(told) * weights
-        curve = (told * (chances * (1 - chances))[:, None]).T @ told + _RIDGE * (len(told) + 1) * np.eye(len(scale))
-        weights = weights + np.clip(np.linalg.solve(curve, slope), -2, 2)
+    weights = likeliest_weights(told / scale, lost, prior=np.full(len(scale), _RIDGE * len(told)))
     return np.asarray(weights / scale)
 
 

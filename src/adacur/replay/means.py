@@ -1,9 +1,9 @@
-"""How certain means over queries and their differences are, and a choice on queries that it has not seen."""
+"""How certain means over queries and their differences are; choices and fits on queries that they have not seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -66,3 +66,28 @@ def unseen(n: int, values: Callable[[BoolArray], FloatArray]) -> FloatArray:
 def gains(differences: FloatArray) -> bool:
     """Whether a mean difference, query by query, is a gain of more than its standard error."""
     return bool(differences.mean() > _STANDARD_ERRORS * differences.std(ddof=1) / np.sqrt(len(differences)))
+
+
+def chances(signs: FloatArray, weights: FloatArray) -> FloatArray:
+    """Logistic in signs with these weights."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(signs @ weights, -500, 500))))
+
+
+def likeliest_weights(
+    signs: FloatArray,
+    outcomes: FloatArray | BoolArray,
+    *,
+    prior: FloatArray,
+    within: tuple[Any, Any] = (-np.inf, np.inf),
+) -> FloatArray:
+    """The weights by which `chances` come nearest to outcomes from 0 to 1, by Newton's method.
+
+    Each weight stays `within` its bounds, and is drawn to 0 as if it had been seen there `prior` times.
+    """
+    weights = np.zeros(signs.shape[1])
+    for _ in range(100):
+        expected = chances(signs, weights)
+        slope = signs.T @ (outcomes - expected) - prior * weights
+        curve = (signs * (expected * (1 - expected))[:, None]).T @ signs + np.diag(prior + 1e-6)
+        weights = np.clip(weights + np.clip(np.linalg.solve(curve, slope), -1, 1), *within)
+    return weights

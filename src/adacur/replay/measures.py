@@ -11,8 +11,8 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray
 from adacur.budget import check_k
 from adacur.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
-from adacur.protocols import Scorer
-from adacur.records import ItemList, Query, repeats
+from adacur.protocols import Items, Scorer
+from adacur.records import Query, repeats
 from adacur.requirements import require
 from adacur.results import Hits
 from adacur.scores import score_pairs
@@ -117,7 +117,7 @@ def judged_quality(
     }
 
 
-def telling_queries(queries: Sequence[Query], items: ItemList, qrels: Qrels) -> dict[Query, IntArray]:
+def telling_queries(queries: Sequence[Query], items: Items, qrels: Qrels) -> dict[Query, IntArray]:
     """The queries with relevant and other items, and the positions of the relevant ones."""
     known = {id_: position for position, id_ in enumerate(items.ids)}
     usable = {}

