@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.arrays import BoolArray, IntArray, KeyArray
+from adacur.arrays import BoolArray, IntArray
 from adacur.first_stages import Placed
 from adacur.model.rank_slopes import ITEMS_OF_A_TERM, RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Ranking
@@ -31,22 +31,16 @@ class InMemory:
     """The items of an index.
 
     - `start`: whether only the first stage's best N may be scored, its pool;
-    - `filter`: only items that pass it;
-    - `keys`: the items' random keys, where they are stored and need not be made from the ids.
+    - `filter`: only items that pass it.
     """
 
     start: First
     filter: Filter | None = None
-    keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
         """Ready for searches of this plan."""
         self.start.check(plan, k)
         return OpenMemory(self, plan, k)
-
-    def keys_of(self, plan: Plan) -> KeyArray:
-        """The random keys of a plan's items."""
-        return plan.items.keys if self.keys is None else self.keys
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -58,10 +52,7 @@ class InMemory:
 
 def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
     """The candidates of several queries, given what the first stage found; only the `allowed` may be scored."""
-    place = plan.candidates
-    assert isinstance(place, InMemory)
-    keys = place.keys_of(plan)
-    return [CandidatesInMemory(allowed.copy(), keys, some) for some in found]
+    return [CandidatesInMemory(allowed.copy(), plan.items.keys, some) for some in found]
 
 
 class OpenMemory:
@@ -101,7 +92,7 @@ class OpenMemory:
                 listed=listed,
                 allowed=self._allowed,
                 n_allowed=self._n_allowed,
-                keys=place.keys_of(plan),
+                keys=plan.items.keys,
                 approximation=approximation,
             )
         candidates = in_memory(plan, found, self._allowed)
