@@ -209,7 +209,8 @@ class SentenceTransformerEncoder:
             normalise=normalise,
             query_prefix=query_prefix,
             item_prefix=item_prefix,
-            max_tokens=model.max_seq_length,
+            # Static vectors cut no text.
+            max_tokens=None if model.max_seq_length == float("inf") else model.max_seq_length,
             settings=None if folder is None else settings_hash(folder),
         )
 

@@ -93,9 +93,8 @@ def plan_search(
     if not is_exact:
         start, fuse, also_tuned = snapshot.tuned_start(start, fuse, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
-    snapshot.check(chosen, filter)
+    place = snapshot.place(chosen, start, filter)
     floors = Floors(snapshot.relevance(), min_relevance, min_score)
-    place = snapshot.place(start, filter)
     # An exact search needs a first stage only to fuse its scores in.
     stage = snapshot.stage(start.stage) if fuse or not is_exact else None
     scoring = index.scorer if scorer is None else scorer

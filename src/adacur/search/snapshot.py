@@ -97,7 +97,6 @@ class Snapshot:
         self._cache: dict[str, Any] = {}
         # By the stage itself, since one that is passed to a search is placed anew each time.
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
-        self._joined: dict[str, Placed] = {}
 
     def close(self) -> None:
         """Close what was opened for this version."""
@@ -115,12 +114,9 @@ class Snapshot:
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
         )
 
-    def place(self, start: First, filter: Filter | None) -> Any:  # noqa: A002
-        """Where the items of a search are."""
-        return InMemory(start, filter)
-
-    def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what cannot be done where the items are: in memory, nothing is refused."""
+    def place(self, method: Method, start: First, filter_: Filter | None) -> Any:
+        """Where the items of a search are; refuses what cannot be done there, which in memory is nothing."""
+        return InMemory(start, filter_)
 
     @property
     def named_stages(self) -> tuple[str, ...]:
@@ -189,12 +185,10 @@ class Snapshot:
         parts = sorted(name.split(SEPARATOR))
         if name in self._first or len(parts) < 2 or len(set(parts)) < len(parts) or not set(parts) <= set(self._first):
             return None
-        with self._lock:
-            # Sorted, since a tuning knows them by one name.
-            name = SEPARATOR.join(parts)
-            if name not in self._joined:
-                self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
-            return self._joined[name]
+        # Sorted, since a tuning knows them by one name.
+        key, stages = f"joined {SEPARATOR.join(parts)}", map(self.first_stage, parts)
+        joined: Placed = self.kept(key, lambda: placed(Joined(list(stages)), self.anchors.items))
+        return joined
 
     def documents(self) -> tuple[Documents, ...]:
         """The step that lets k count documents, where items are passages."""

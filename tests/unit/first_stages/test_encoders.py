@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from adacur.data import fetch
 from adacur.errors import InputError
-from adacur.first_stages import Encoder, OnnxEncoder, SentenceTransformerEncoder, bge_small
+from adacur.first_stages import Dense, Encoder, OnnxEncoder, SentenceTransformerEncoder, bge_small
+from adacur.records import Item
 
 
 def table_of(encoder: OnnxEncoder, *words: str) -> np.ndarray:
@@ -98,6 +102,22 @@ def test_sentence_transformers_encode_by_path_or_as_an_object() -> None:
     expected = model.encode(["query: river"], normalize_embeddings=True)
     np.testing.assert_allclose(by_path.encode_queries(["river"]), expected, atol=1e-5)
     assert by_path.encode_items([]).shape == (0, 384)
+
+
+def test_a_stage_of_static_vectors_which_cut_no_text_opens_again(tmp_path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    static = pytest.importorskip("sentence_transformers.models").StaticEmbedding
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "red": 1, "river": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    model = library.SentenceTransformer(modules=[static(tokenizer, embedding_dim=4)], device="cpu")
+    model.save(str(tmp_path / "model"))
+    encoder = SentenceTransformerEncoder(tmp_path / "model")
+    assert encoder.card.max_tokens is None
+    stage = Dense.build([Item("a", "red"), Item("b", "river")], encoder=encoder)
+    stage.save(tmp_path / "stage")
+    again = Dense.load(tmp_path / "stage")
+    assert again.open_encoder().card == encoder.card
+    assert (again.embed_queries(["red river"]) == stage.embed_queries(["red river"])).all()
 
 
 def test_by_its_hub_name_an_encoder_is_what_it_is_by_its_folder(monkeypatch) -> None:
