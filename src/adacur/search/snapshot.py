@@ -98,6 +98,7 @@ class Snapshot:
         self._cache: dict[str, Any] = {}
         # By the stage itself, since one that is passed to a search is placed anew each time.
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
+        self._joined: dict[str, Placed] = {}
 
     def close(self) -> None:
         """Close what was opened for this version."""
@@ -186,10 +187,12 @@ class Snapshot:
         parts = sorted(name.split(SEPARATOR))
         if name in self._first or len(parts) < 2 or len(set(parts)) < len(parts) or not set(parts) <= set(self._first):
             return None
-        # Sorted, since a tuning knows them by one name.
-        key, stages = f"joined {SEPARATOR.join(parts)}", map(self.first_stage, parts)
-        joined: Placed = self.kept(key, lambda: placed(Joined(list(stages)), self.anchors.items))
-        return joined
+        with self._lock:
+            # Sorted, since a tuning knows them by one name.
+            name = SEPARATOR.join(parts)
+            if name not in self._joined:
+                self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
+            return self._joined[name]
 
     def documents(self) -> tuple[Documents, ...]:
         """The step that lets k count documents, where items are passages."""
