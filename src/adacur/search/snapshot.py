@@ -116,12 +116,9 @@ class Snapshot:
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
         )
 
-    def place(self, start: First, filter: Filter | None) -> Any:  # noqa: A002
-        """Where the items of a search are."""
-        return InMemory(start, filter)
-
-    def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what cannot be done where the items are: in memory, nothing is refused."""
+    def place(self, method: Method, start: First, filter_: Filter | None) -> Any:
+        """Where the items of a search are; refuses what cannot be done there, which in memory is nothing."""
+        return InMemory(start, filter_)
 
     @property
     def named_stages(self) -> tuple[str, ...]:
