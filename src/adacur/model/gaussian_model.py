@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.approximation import Posterior
 from adacur.model.compressed import compressed
@@ -47,20 +47,24 @@ from adacur.model.posterior import Prior
 from adacur.model.rank_slopes import RISE, RankSlopes
 from adacur.model.rows import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.names import RECORDED_CHOICES, named
-from adacur.protocols import AnchorScores
+from adacur.protocols import AnchorScores, BlockedScores, Ranking
 from adacur.records import Query
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
 # Per query, the positions that each first stage ranks, best first.
 Ranks = Sequence[Sequence[IntArray]]
+# Per query, what each of its words adds to the items that have it.
+Terms = Sequence[Sequence[Ranking]]
 
 # Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
 # for more items.
 _USUAL_ANCHORS = 500
 
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
-_LEVEL = 0.5
+_LEVEL = 2.0
+# How many anchor queries show as much of how items vary together as embeddings do.
+_ANCHORS_LIKE_EMBEDDINGS = 15
 # Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
 _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
@@ -71,7 +75,7 @@ class _Extracted:
     """Cached features of the index searched last, shared by models that differ only in their settings."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    anchors: AnchorScores | None = None
+    scores: object = None
     features: Features | None = None
 
 
@@ -125,8 +129,6 @@ class GaussianModel:
         self.centre = centre
         self.device = device
         self._given = None if features is None else _placed(features, device)
-        # The items' random keys, where they are stored with the given features.
-        self.keys: KeyArray | None = None if features is None else features.keys
         self._extracted = _Extracted()
         self._together = False
 
@@ -183,6 +185,7 @@ class GaussianModel:
         queries: Sequence[Query],
         ranks: Ranks | None = None,
         *,
+        terms: Terms = (),
         features: Features | None = None,
     ) -> Posterior | DevicePosterior:
         """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
@@ -191,7 +194,7 @@ class GaussianModel:
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        listed = self._listed(ranks, len(queries))
+        listed = self._listed(ranks, terms, len(queries))
         if features.device_means is None or self._together:
             return Posterior(features, self._priors(features, vectors, listed), together=self._together)
         return DevicePosterior(
@@ -200,7 +203,14 @@ class GaussianModel:
             n_queries=len(queries),
         )
 
-    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posterior:
+    def replay(
+        self,
+        anchors: AnchorScores,
+        positions: IntArray,
+        ranks: Ranks | None = None,
+        *,
+        terms: Terms = (),
+    ) -> Posterior:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
         They still count in the score scale, the mean variance, the slopes, and how far means are shrunk. All are
@@ -222,7 +232,7 @@ class GaussianModel:
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        priors = self._priors(features, replayed, self._listed(ranks, len(positions)), left_out)
+        priors = self._priors(features, replayed, self._listed(ranks, terms, len(positions)), left_out)
         return Posterior(features, priors, left_out=left_out, together=True)
 
     def compressed(
@@ -237,7 +247,7 @@ class GaussianModel:
             raise InputError(f"rank must be at least 1; got {rank}.")
         if not anchors.anchor_queries:
             raise InputError("An index without anchor queries has no scores to compress. Add some first.")
-        extraction = self._extraction(anchors, whole=False)
+        extraction = self.extraction(anchors)
         share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
         return compressed(extraction, rank=rank, storage=storage, embedding_share=share, allocate=allocate)
 
@@ -245,17 +255,16 @@ class GaussianModel:
         """The features of this index: as given, or extracted once."""
         if self._given is not None and self._given.belong_to(anchors):
             return self._given
-        last = self._extracted
+        last, scores = self._extracted, anchors if isinstance(anchors, BlockedScores) else anchors.matrix
         # Many threads may begin at once, and each set of features is a second copy of the index.
         with last.lock:
-            known = last.anchors
-            if last.features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
-                features = self._extraction(anchors, whole=True).features()
-                last.features = _placed(features, self.device)
-                last.anchors = anchors
+            if last.features is None or last.scores is not scores:
+                features = self.extraction(anchors).features()
+                last.features, last.scores = _placed(features, self.device), scores
             return last.features
 
-    def _extraction(self, anchors: AnchorScores, *, whole: bool) -> Extraction:
+    def extraction(self, anchors: AnchorScores) -> Extraction:
+        """What makes the features of this index."""
         return Extraction(
             anchors,
             item_vectors=self._item_vectors,
@@ -263,7 +272,6 @@ class GaussianModel:
             query_noise=self.query_noise,
             rescale=self.rescale,
             centre=self.centre,
-            whole=whole,
         )
 
     def _priors(
@@ -326,7 +334,7 @@ class GaussianModel:
         noise = np.maximum(self.noise * usual, _LEAST_NOISE * (usual + from_ranks))
         return Prior(weights, variances, noise, at, values, listed_weights, covariance)
 
-    def _listed(self, ranks: Ranks | None, n_queries: int) -> list[ListedFeatures]:
+    def _listed(self, ranks: Ranks | None, terms: Terms, n_queries: int) -> list[ListedFeatures]:
         """The listed features of each query; none without slopes."""
         if not ranks or self.slopes is None:
             return [ListedFeatures.none()] * n_queries
@@ -337,12 +345,15 @@ class GaussianModel:
                 f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
                 "slopes=None."
             )
-        return [self.slopes.features(of_query) for of_query in ranks]
+        terms = terms or [()] * n_queries
+        return [self.slopes.features(lists, some) for lists, some in zip(ranks, terms, strict=True)]
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
-        share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
+        share = 1 + _ANCHORS_LIKE_EMBEDDINGS / n_anchors if n_anchors else 1.0
+        if self.embedding_weight is not None:
+            share = self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 

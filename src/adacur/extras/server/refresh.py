@@ -17,6 +17,7 @@ from adacur.extras.server.search_log import LOGGED, SearchLog, text_digest
 from adacur.model.acquire import best_positions
 from adacur.protocols import ScorerCard
 from adacur.records import Query
+from adacur.search.at_rest import store_at_rest
 from adacur.search.index_stages import open_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.seeds import stream_key, uniform
@@ -130,7 +131,7 @@ def refresh(
             if chosen:
                 values, exact = complete_searches(complete, queries, positions, scores)
                 update.add_anchor_scores(queries, values, exact=exact, card=of_index)
-            update.switch()
+            update.switch(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
         new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
         return Refreshed(
             queries=len(paid) + len(others),
@@ -173,7 +174,7 @@ def _as_searches_predict(
         group = slice(start, start + _AT_ONCE)
         approximation = complete.gaussian_model().begin(complete.anchors, queries[group])
         approximation.tell(positions[group], scores[group])
-        values[group] = [approximation.in_scores(np.asarray(row)) for row in approximation.predict()]
+        values[group] = [approximation.in_scores(at, np.asarray(row)) for at, row in enumerate(approximation.predict())]
     return values
 
 
