@@ -149,7 +149,7 @@ def test_compressed_features_that_do_not_fit_together_are_damage(
     folders, tmp_path: Path, name: str, value: Any
 ) -> None:
     path = shutil.copytree(folders["built"], tmp_path / "copied.adacur")
-    file = path / "versions/1/gaussian" / "features.json"
+    file = path / "versions/1/model" / "model.json"
     settings = json.loads(file.read_bytes())
     changed = settings[name] != value and (name != "leading" or settings["n_parts"] != 2)
     file.write_text(json.dumps(settings | {name: value}))
