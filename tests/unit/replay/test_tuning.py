@@ -14,7 +14,7 @@ import pytest
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, Gaussian, Item, Query
-from adacur.errors import DamagedIndex, InputError, OtherFormat
+from adacur.errors import DamagedIndex, OtherFormat
 from adacur.first_stages import Matrix
 from adacur.model import GaussianModel, PseudoInverse
 from adacur.replay import top_k_recall, tune
@@ -255,16 +255,6 @@ def test_a_method_that_has_not_failed_yet_may_still_fail(replayed) -> None:
     perfect = tune(index, k=1, budget=149, queries=25, quick=True).recall_of("gaussian")
     assert (perfect.recall, perfect.high) == (1.0, 1.0)
     assert 0.8 < perfect.low < 1
-
-
-def test_too_few_anchor_queries_are_refused_with_the_number_needed_and_how_to_add_them(make_world) -> None:
-    _, index, _ = replayed_world(make_world, n_anchors=17)
-    with pytest.raises(InputError):
-        tune(index, k=5, budget=20)
-    assert index.tunings == ()
-    assert tune(index, k=5, budget=len(index)).is_exact
-    with pytest.raises(InputError):
-        tune(replayed_world(make_world)[1], k=5, budget=20, queries=19)
 
 
 def test_a_budget_of_all_items_is_certain_and_nothing_is_kept(replayed) -> None:
