@@ -2,7 +2,7 @@
 
     python docs/build.py [FOLDER]
 
-The README, which is the first page, the pages of docs/, the reproduction's, the changelog and the notebooks are copied
+The README, which is the first page, the pages of docs/, the experiments', the changelog and the notebooks are copied
 to FOLDER/build/docs, where Zensical reads them, with links between them that hold there. The page on the command line
 is made from the commands. A link to a file of the repository that is not on the site becomes plain text. Any warning of
 Zensical's ends the build.
@@ -47,7 +47,6 @@ def pages() -> dict[Path, Path]:
         elif file.suffix in (".md", ".png", ".svg", ".css"):
             files[file] = path
     for file in sorted((ROOT / "lab/reproduction").glob("**/*")):
-        # lab/reproduction/ itself is the page docs/reproduction.md.
         path = Path("experiments") / file.relative_to(ROOT / "lab/reproduction")
         if file.name == "README.md":
             files[file] = path.with_name("index.md")

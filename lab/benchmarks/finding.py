@@ -8,9 +8,11 @@ notes after each round what a search for each of six lines knows and has found. 
 pairs of anchor queries and items reach. Searches do not depend on the line, so one serves all.
 
 `tables` calibrates stops as `adacur.replay.certificates` does, on anchor queries, and reports test queries: calls, mean
-recall, the share of queries below the target, and the share of 200 random calibration sets, drawn from anchor and test
-queries together, after which the mean recall of the others lies below the promise. The same calibration chooses a fixed
-depth of the dense order. Without anchor queries a search ends by what its model expects, and promises nothing.
+recall, and the share of queries below the target. Then, of 200 random calibration sets that are drawn from anchor and
+test queries together, the share after which the mean recall of the others lies below the promise, and the mean calls of
+the others; a set that can promise nothing breaks no promise. The same calibration chooses a fixed number of calls of
+the same searches, and a fixed depth of the dense order; scoring everything takes as many calls as there are items.
+Without anchor queries a search ends by what its model expects, and promises nothing.
 """
 
 from __future__ import annotations
@@ -137,11 +139,14 @@ def at_each(courses: Courses) -> tuple[np.ndarray, np.ndarray]:
     return np.array([misses for misses, _ in both]), np.array([calls for _, calls in both])
 
 
-def dense_at_each(depths: np.ndarray, n_items: int, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def at_fixed(courses: Courses) -> tuple[np.ndarray, np.ndarray]:
+    """Misses and calls of searches that all end after the same round, from the last down: shape (rounds, queries)."""
+    return courses.misses.T[::-1], courses.calls.T[::-1]
+
+
+def dense_at_each(depths: np.ndarray, n_items: int) -> tuple[np.ndarray, np.ndarray]:
     """Misses and calls of fixed depths, from every item down: shape (depths, queries)."""
     tried = np.unique(np.geomspace(5, n_items, 120).round())[::-1]
-    del totals
-    # Of a share of .37 found, .63 are missed.
     found = (depths[None] <= tried[:, None, None]).sum(axis=2) / 100
     return 1 - found, np.repeat(tried[:, None], depths.shape[0], axis=1)
 
@@ -154,15 +159,18 @@ def chosen(misses: np.ndarray, recall: float) -> int | None:
     return passes - 1 if passes else None
 
 
-def kept_share(misses: np.ndarray, recall: float, *, n: int, seed: int = 0) -> float | None:
-    """The share of random calibration sets of n queries after which the others' mean recall is below the promise."""
-    random, below, promised = np.random.default_rng(seed), 0, 0
+def over_splits(misses: np.ndarray, calls: np.ndarray, recall: float, *, n: int, seed: int = 0) -> dict[str, float]:
+    """Of random calibration sets of n queries: the share that promises, that after which the others' mean recall is
+    below the promise, and the others' mean calls where it was made."""
+    random, below, spent = np.random.default_rng(seed), 0, []
     for _ in range(SPLITS):
         order = random.permutation(misses.shape[1])
         if (row := chosen(misses[:, order[:n]], recall)) is not None:
-            promised += 1
+            spent.append(calls[row, order[n:]].mean())
             below += misses[row, order[n:]].mean() > 1 - recall
-    return below / SPLITS if promised else None
+    if not spent:
+        return {"splits_promised": 0.0}
+    return {"splits_promised": len(spent) / SPLITS, "splits_below": below / SPLITS, "splits_calls": np.mean(spent)}
 
 
 def tables(out: Path) -> list[dict[str, Any]]:
@@ -175,7 +183,7 @@ def tables(out: Path) -> list[dict[str, Any]]:
         for line, share in enumerate(SELECTIVITIES):
             test, some = courses_of(kept, "test", line)
             test_misses, test_calls = at_each(test)
-            of_test = dense_at_each(kept["test_depths"][some, line], n_items, kept["test_totals"][some, line])
+            of_test = dense_at_each(kept["test_depths"][some, line], n_items)
             for recall in TARGETS:
                 row: dict[str, Any] = {"collection": domain, "anchors": int(anchors), "selectivity": share}
                 row |= {"target": recall, "queries": int(some.sum()), "items": n_items}
@@ -184,11 +192,13 @@ def tables(out: Path) -> list[dict[str, Any]]:
                     own, usable = courses_of(kept, "anchor", line)
                     misses, _ = at_each(own)
                     n = min(200, int(0.6 * (misses.shape[1] + test_misses.shape[1])), misses.shape[1])
-                    row["ours"] = reached(test_misses, test_calls, chosen(misses, recall), recall)
-                    row["ours_below"] = kept_share(np.hstack([misses, test_misses]), recall, n=n)
-                    dense = dense_at_each(kept["anchor_depths"][usable, line], n_items, own.misses)
-                    row["depth"] = reached(*of_test, chosen(dense[0], recall), recall)
-                    row["depth_below"] = kept_share(np.hstack([dense[0], of_test[0]]), recall, n=n)
+                    dense = dense_at_each(kept["anchor_depths"][usable, line], n_items)
+                    ways = {"ours": (at_each(own), (test_misses, test_calls))}
+                    ways |= {"fixed": (at_fixed(own), at_fixed(test)), "depth": (dense, of_test)}
+                    for way, (calibrating, tested) in ways.items():
+                        both = [np.hstack(pair) for pair in zip(calibrating, tested, strict=True)]
+                        splits = over_splits(*both, recall, n=n)
+                        row[way] = (reached(*tested, chosen(calibrating[0], recall), recall) or {}) | splits
                     row["calibrated_on"] = misses.shape[1]
                 else:
                     row["ours"] = estimated(test, recall)
@@ -220,17 +230,15 @@ def said(row: dict[str, Any]) -> str:
     """A row of the table."""
 
     def cell(which: str) -> str:
-        one = row.get(which)
-        if one is None:
-            return "     –      –     –     –"
-        below = row.get(f"{which}_below")
-        return f"{one['calls']:6,.0f} {one['recall']:6.3f} {one['queries_below']:5.2f} " + (
-            "    –" if below is None else f"{below:5.2f}"
-        )
+        one = row.get(which, {})
+        if "calls" not in one:
+            return "     –      –     –     –      –"
+        splits = f"{one['splits_below']:5.2f} {one['splits_calls']:6,.0f}" if "splits_below" in one else " " * 12
+        return f"{one['calls']:6,.0f} {one['recall']:6.3f} {one['queries_below']:5.2f} {splits}"
 
     return (
         f"{row['collection']:10} {row['anchors']:4} {row['selectivity']:7.2%} {row['positives']:6.0f} "
-        f"{row['target']:5.2f} | {cell('ours')} | {cell('depth')}"
+        f"{row['target']:5.2f} | {cell('ours')} | {cell('fixed')} | {cell('depth')}"
     )
 
 
@@ -252,7 +260,10 @@ def main() -> None:
         record(given.scores, given.out, **sizes, n_replayed=given.replayed)
         return
     rows = tables(given.out)
-    print("collection anch  select  pos.  target | ours: calls recall q.below below | fixed dense depth")
+    print(
+        "collection anch  select  pos.  target | ours: calls recall queries below, splits below, their calls | as many "
+        "for every query | dense depth"
+    )
     for row in rows:
         print(said(row))
     if given.json is not None:

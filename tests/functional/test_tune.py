@@ -75,6 +75,7 @@ def test_a_budget_above_the_number_of_items_is_taken_as_that_number_and_said_so(
     n_items = len(adacur.load(index))
     assert f"taken as {n_items}" in done.err
     assert "1.000 … 1.000" in done.out
+    assert "random" not in done.out
     assert "Stored in" not in done.err
     assert adacur.load(copied).tunings == ()
 

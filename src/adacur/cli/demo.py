@@ -117,7 +117,7 @@ class Race:
     """What each method has found of the best items of some questions.
 
     `best` has the ids of each question's exact best items. An item is found if the scorer was asked about it: int8
-    scores of this machine put near-ties in another order than those of the GPU that told the best. Of the first stages
+    scores of this machine put near-ties in another order than those of the GPU that found the best. Of the first stages
     alone, which ask about none, it is found among as many as it has best items. `depths` are the places of the best
     items in the order of the first stages, counted from 1; an item that these do not list has none.
     """

@@ -42,8 +42,7 @@ def match(
         Path | None, Option(help="The file that keeps every paid score; default: the output's name and .scores.")
     ] = None,
     learning: Annotated[bool, Option(help="Let earlier rows inform later ones.")] = True,
-    audit: Annotated[int, Option(min=0, help="Search N random rows to --audit-depth besides: a certificate.")] = 0,
-    audit_depth: Annotated[int, Option(min=1, help="How deep.")] = 100,
+    audit: Annotated[int, Option(min=0, help="Re-rank N random rows to --calls-per-row: a certificate.")] = 0,
     seed: opt.Seed = 0,
     force: Annotated[bool, Option("--force", help="Replace an output that exists.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Print calls, tokens, money and time; score nothing.")] = False,
@@ -83,7 +82,6 @@ def match(
             right_id=right_id,
             learning=learning,
             audit=audit,
-            audit_depth=audit_depth,
             seed=seed,
             dry_run=dry_run,
             progress=lambda bill: status.update(str(bill)),

@@ -141,7 +141,7 @@ def _shown(tuning: Tuning, verdict: str) -> Iterator[str | Table]:
     recalls = [
         (
             one.method,
-            (tuning.rerank_first if one.method == "rerank" else tuning.first) or "random",
+            (one.method == "rerank" and tuning.rerank_first) or first,
             *_interval(one.recall, one.low, one.high),
             str(tuning.budget),
         )

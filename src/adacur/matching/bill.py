@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +13,7 @@ from adacur.errors import ScorerError
 from adacur.money import Money, Price
 from adacur.protocols import Scorer
 from adacur.records import Pair
-from adacur.scorers.prices import count_tokens, pairs_per_unit
-from adacur.scorers.wrapping import Wrapping
+from adacur.scorers.metered import Metered, tokens_and_units
 from adacur.units import duration
 
 
@@ -74,7 +72,7 @@ class Bill:
 Progress = Callable[[Bill], None]
 
 
-class Till(Wrapping):
+class Till(Metered):
     """A scorer that counts what is paid, and scores no pair beyond `most_calls` or `most_cost`."""
 
     def __init__(
@@ -84,48 +82,32 @@ class Till(Wrapping):
         most_calls: int | None = None,
         most_cost: Money | None = None,
         price: Price | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scorer = scorer
-        self._most_calls, self._price, self._clock = most_calls, price, clock
+        super().__init__(scorer, price=price)
+        self._most_calls = most_calls
         self._most_units = None if most_cost is None or price is None else price.affords(most_cost)
-        self._units = 0
-        self.calls, self.tokens, self.seconds = 0, 0, 0.0
         self.over: str | None = None
 
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        tokens = count_tokens(self.scorer, pairs) if self._price is not None else None
-        n, units = self._affordable(len(pairs), tokens)
-        scores: FloatArray = np.empty(0)
-        if n:
-            started = self._clock()
-            scores = self.scorer.score(pairs[:n])
-            self.seconds += self._clock() - started
-            self.calls, self._units = self.calls + n, self._units + units
-            self.tokens += 0 if tokens is None else int(tokens[:n].sum())
+        n = self._affordable(pairs)
+        scores: FloatArray = super().score(pairs[:n]) if n else np.empty(0)
         if n < len(pairs):
             wall = WallReached(f"The {self.over} of this match are spent.")
             wall.scored = dict(zip(pairs, [float(score) for score in scores], strict=False))
             raise wall
         return scores
 
-    @property
-    def cost(self) -> Money | None:
-        """What was paid; None where no price is known."""
-        return None if self._price is None else self._price.cost(self._units)
-
-    def _affordable(self, n: int, tokens: Any) -> tuple[int, int]:
-        """How many of the next n pairs can be paid, and their units."""
+    def _affordable(self, pairs: Sequence[Pair]) -> int:
+        """How many of the next pairs can be paid, the first ones first."""
+        n = len(pairs)
         if self._most_calls is not None and n > self._most_calls - self.calls:
             n, self.over = self._most_calls - self.calls, "calls"
-        while n and self._price is not None:
-            by_pair = None if self._price.unit == "tokens" else pairs_per_unit(self._price, self.scorer)
-            units = int(tokens[:n].sum()) if by_pair is None else -(-n // by_pair)
-            if self._most_units is None or self._units + units <= self._most_units:
-                return n, units
+        while n and self._most_units is not None:
+            if self.units + tokens_and_units(self, pairs[:n])[1] <= self._most_units:
+                break
             n, self.over = n - 1, "cost"
-        return n, 0
+        return n
 
     def on_bill(self, bill: Bill, **now: Any) -> Bill:
         """The bill with what was paid since."""

@@ -42,46 +42,30 @@ _JOINT = 60
 _MOST_EXAMPLES = 50_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chances:
-    """The weights of the signs, and the unit in which scores are compared with the line; None for each row's own."""
-
-    weights: FloatArray = field(default_factory=lambda: PRIOR.copy())
-    unit: float | None = None
-
-    def of(self, signs: FloatArray) -> FloatArray:
-        """Log-odds of pairs with these signs."""
-        return np.asarray(signs @ self.weights)
-
-
 @dataclass(slots=True, eq=False)
-class Experience:
-    """Pairs scored so far, and the chances that they teach; state of one match."""
+class Chances:
+    """The weights of the signs, and the scored pairs that taught them; state of one match.
 
-    signs: FloatArray = field(default_factory=lambda: np.empty((0, len(SIGNS))))
-    accepted: FloatArray = field(default_factory=lambda: np.empty(0))
-    chances: Chances = field(default_factory=Chances)
+    - `unit`: in which scores are compared with the line; None for each row's own;
+    - `taken`: how many rows have matched a right one, by its position.
+    """
+
+    above: float
+    weights: FloatArray = field(default_factory=PRIOR.copy)
+    unit: float | None = None
     taken: dict[int, int] = field(default_factory=dict)
-    _scores: list[float] = field(default_factory=list)
+    _signs: FloatArray = field(default_factory=lambda: np.empty((0, len(SIGNS))))
+    _scores: FloatArray = field(default_factory=lambda: np.empty(0))
 
-    def learn(self, examples: Sequence[Example]) -> None:
-        """Take the pairs of a batch of rows."""
+    def learn(self, examples: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+        """Take pairs of a batch of rows: their signs before they were scored, and their scores."""
         if not examples:
             return
-        self.signs = np.vstack([self.signs, *(one.signs for one in examples)])[-_MOST_EXAMPLES:]
-        self.accepted = np.concatenate([self.accepted, *(one.accepted for one in examples)])[-_MOST_EXAMPLES:]
-        self._scores = [*self._scores, *(score for one in examples for score in one.scores.tolist())][-_MOST_EXAMPLES:]
-        unit = float(np.std(self._scores)) or None
-        self.chances = Chances(fitted(self.signs, self.accepted), unit)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Example:
-    """Pairs of a row that were scored in one round."""
-
-    signs: FloatArray
-    accepted: FloatArray
-    scores: FloatArray
+        signs, scores = zip(*examples, strict=True)
+        self._signs = np.vstack([self._signs, *signs])[-_MOST_EXAMPLES:]
+        self._scores = np.concatenate([self._scores, *scores])[-_MOST_EXAMPLES:]
+        self.weights = fitted(self._signs, (self._scores >= self.above).astype(float))
+        self.unit = float(np.std(self._scores)) or None
 
 
 def fitted(signs: FloatArray, accepted: FloatArray) -> FloatArray:
@@ -105,10 +89,8 @@ class ChanceModel:
     """
 
     chances: Chances
-    above: float
     stages: Sequence[Placed] = ()
     model: GaussianModel | None = None
-    taken: Mapping[int, int] = field(default_factory=dict)
     begun: list[RowChances] = field(default_factory=list)
 
     @property
@@ -126,7 +108,7 @@ class ChanceModel:
             inner = self.model.begin(anchors, queries, **of_model, **features)
         scored = zip(*(stage.search(queries, _COMPARED) for stage in self.stages), strict=True)
         lists = [_Row(of_row, some) for of_row, some in zip(ranks, scored, strict=True)]
-        rows = RowChances(self, len(anchors.items), lists, inner)
+        rows = RowChances(self.chances, len(anchors.items), lists, inner)
         self.begun.append(rows)
         return rows
 
@@ -137,20 +119,19 @@ class ChanceModel:
 class RowChances:
     """The chances of a batch of rows, which share nothing but the scorer's calls: an `UncertainApproximation`."""
 
-    def __init__(self, of: ChanceModel, n_items: int, rows: Sequence[_Row], inner: Approximation | None) -> None:
+    def __init__(self, of: Chances, n_items: int, rows: Sequence[_Row], inner: Approximation | None) -> None:
         self._of, self._n_items, self._inner, self.rows = of, n_items, inner, rows
         taken = sorted(of.taken.items())
         self._taken = np.array([at for at, _ in taken], np.intp)
         self._times = np.log1p([n for _, n in taken])
-        self.examples: list[Example] = []
+        self.examples: list[tuple[FloatArray, FloatArray]] = []
         self._predicted: Any = None
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per row."""
         for at, (where, exact) in enumerate(zip(positions, scores, strict=True)):
             if len(where):
-                signs = self._signs(at, where)
-                self.examples.append(Example(signs, (exact >= self._of.above).astype(float), np.asarray(exact)))
+                self.examples.append((self._signs(at, where), np.asarray(exact)))
                 self.rows[at].scored(exact, self._of.above)
         if self._inner is not None:
             self._inner.tell(positions, scores)
@@ -171,7 +152,7 @@ class RowChances:
     def _in_units(self, predicted: Any) -> list[FloatArray]:
         assert self._inner is not None
         scores = [self._inner.in_scores(np.asarray(row)) for row in predicted]
-        units = [row.unit(self._of.chances.unit) for row in self.rows]
+        units = [row.unit(self._of.unit) for row in self.rows]
         with np.errstate(over="ignore", invalid="ignore"):
             away = [
                 np.zeros(len(some)) if unit is None else np.clip((some - self._of.above) / unit, -_FARTHEST, _FARTHEST)
@@ -183,7 +164,7 @@ class RowChances:
         """Signs of some pairs of a row."""
         row = self.rows[at]
         signs = np.empty((len(positions), len(SIGNS)))
-        signs[:] = row.own_signs(self._of.above, self._of.chances.unit)
+        signs[:] = row.own_signs(self._of.above, self._of.unit)
         places = np.searchsorted(row.listed, positions)
         known = places < len(row.listed)
         known[known] = row.listed[places[known]] == positions[known]
@@ -199,8 +180,8 @@ class RowChances:
 
     def _log_odds(self, at: int) -> FloatArray:
         """Of all items: most are listed by no first stage, and differ by their predictions alone."""
-        row, weights = self.rows[at], self._of.chances.weights
-        own = float(row.own_signs(self._of.above, self._of.chances.unit) @ weights)
+        row, weights = self.rows[at], self._of.weights
+        own = float(row.own_signs(self._of.above, self._of.unit) @ weights)
         values = np.full(self._n_items, own + float(row.beyond @ weights[_LISTS]))
         values[row.listed] = own + row.signs @ weights[_LISTS]
         values[self._taken] += weights[_TAKEN] * self._times

@@ -14,6 +14,7 @@ import numpy as np
 
 from adacur.errors import InputError
 from adacur.matching.bill import Bill
+from adacur.matching.pacing import Pace
 from adacur.search.finding import most_above
 
 # Scores nearer than this share of their standard deviation, to the line or to each other, are for a person to judge.
@@ -38,14 +39,15 @@ COLUMNS = ("left", "right", "score", "relevance", "round")
 class MatchCertificate:
     """What is known of the pairs that were not found.
 
-    - `recall`: the expected share found of all pairs that the scorer would accept; an estimate of the model, whatever
-      the basis;
+    - `recall`: the expected share found of all pairs that the scorer would accept, and `missing`, how many are expected
+      to lack; estimates of the model, whatever the basis;
     - `basis`: "estimate", or "audit" where `rows` rows drawn at random were searched to the first stage's best `depth`;
     - `incomplete`: with this `confidence`, at most so many of all `of_rows` rows lack a pair within that depth (exact,
       hypergeometric); nothing is certified of what the first stage ranks lower.
     """
 
     recall: float
+    missing: float
     basis: str = "estimate"
     rows: int = 0
     depth: int = 0
@@ -56,7 +58,7 @@ class MatchCertificate:
 
     def __str__(self) -> str:
         """The certificate as a paragraph."""
-        expected = f"About {self.recall:.1%} of the pairs that the scorer accepts are expected to be found"
+        expected = f"About {self.missing:,.0f} pairs are expected to be missing, a recall of {self.recall:.0%}"
         if self.basis == "estimate":
             return f"{expected}. This is an estimate, and nothing is promised: an audit of some rows would tell."
         return (
@@ -68,21 +70,23 @@ class MatchCertificate:
 
 
 def certificate_of(
-    recall: float, audited: Mapping[str, bool], *, rows: int, depth: int, confidence: float
+    pace: Pace, audited: Mapping[str, bool], *, rows: int, depth: int, confidence: float
 ) -> MatchCertificate:
     """The certificate, given whether each audited row lacked a pair."""
     if not audited:
-        return MatchCertificate(recall)
+        return MatchCertificate(pace.expected_recall, pace.missing)
     bad = sum(audited.values())
     most = most_above(rows, drawn=len(audited), above=bad, doubt=1 - confidence)
-    return MatchCertificate(recall, "audit", len(audited), depth, most, rows, confidence, bad)
+    return MatchCertificate(
+        pace.expected_recall, pace.missing, "audit", len(audited), depth, most, rows, confidence, bad
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Reranked:
     """What re-ranking every row to one depth reaches, of the pairs that were found; by replay, without a call.
 
-    - `depth`, `pairs`: with as many calls as were made, and how many of the pairs lie within;
+    - `depth`, `pairs`: the least depth with as many calls as rows took, and how many of the pairs lie within;
     - `depth_of_all`, `calls_of_all`: the least depth that reaches all of them, and its calls; None where the first
       stage does not list one of them.
     """
@@ -101,6 +105,7 @@ class Matches:
     - `bill`, `certificate`, `reranked`: what was paid, what is known of the rest, and what another way had found;
     - `unmatched`: left rows without a pair; `without_text`: rows left out; `failed`: rows whose scorer failed, and why;
     - `to_look_at`: left rows whose best score lies near the line, or whose two best pairs lie near each other;
+    - `searched_calls`: the calls that the rows took, audits left out, known scores counted;
     - `order`: the order in which rows were matched; `learned`: whether earlier rows informed later ones.
     """
 
@@ -111,6 +116,7 @@ class Matches:
     to_look_at: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     without_text: Sequence[str] = ()
+    searched_calls: int = 0
     order: str = "as given"
     learned: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +131,7 @@ class Matches:
     def reranked(self) -> Reranked:
         """What re-ranking would have reached."""
         rows = max(1, self.bill.rows_done)
-        depth = round((self.bill.calls + self.bill.known) / rows)
+        depth = -(-self.searched_calls // rows)
         ranks = [math.inf if pair.rank is None else pair.rank for pair in self.pairs]
         deepest = max(ranks, default=0)
         of_all = None if math.isinf(deepest) else int(deepest)
@@ -151,12 +157,6 @@ class Matches:
         kinds = (nw.String(), nw.String(), nw.Float64(), nw.Float64(), nw.Int64())
         return nw.from_dict(self.columns(), dict(zip(COLUMNS, kinds, strict=True)), backend=backend).to_native()
 
-    def to_csv(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the pairs to a file; one that exists is refused, or replaced with `force`."""
-        check_output(path, force=force)
-        with PairsFile(Path(path)) as file:
-            file.add(self.pairs)
-
     def summary(self) -> str:
         """A paragraph for people."""
         one, rest = self.reranked, []
@@ -165,7 +165,7 @@ class Matches:
                 f"It was ended by the limit of {self.bill.stopped}: rows left {self.bill.rows - self.bill.rows_done:,}."
             )
         rest.append(str(self.certificate))
-        rest.append(f"Re-ranking every row to depth {one.depth}, as many calls, reaches {one.pairs:,} of these pairs.")
+        rest.append(f"Re-ranking every row to depth {one.depth}, no fewer calls, finds {one.pairs:,} of these pairs.")
         if one.depth_of_all is not None and one.depth_of_all > one.depth:
             rest.append(f"All of them takes depth {one.depth_of_all:,}: {one.calls_of_all:,} calls.")
         rest.append(
@@ -208,9 +208,11 @@ class PairsFile:
             self._partial.replace(self._path)
 
 
-def check_output(path: str | Path, *, force: bool) -> None:
-    """Refuse an output file that exists, or whose folder does not."""
+def check_output(path: str | Path, *, force: bool, read: Sequence[Any] = ()) -> None:
+    """Refuse an output file that exists, or whose folder does not, or that is one of the files that are `read`."""
     path = Path(path)
+    if path.resolve() in [Path(one).resolve() for one in read if isinstance(one, str | Path)]:
+        raise InputError(f"The output {path} is one of the files that this match reads. Give another name.")
     if path.exists() and not force:
         raise InputError(f"The output {path} exists. Give another name, or force=True (--force) to replace it.")
     if not path.parent.is_dir():

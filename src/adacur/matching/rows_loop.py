@@ -12,7 +12,7 @@ from adacur.errors import ScorerError
 from adacur.first_stages import Placed
 from adacur.first_stages.joined import SEPARATOR
 from adacur.matching.bill import WallReached
-from adacur.matching.chances import ChanceModel, Experience, RowChances, Worth
+from adacur.matching.chances import ChanceModel, Chances, RowChances, Worth
 from adacur.matching.pacing import Pace
 from adacur.matching.result import Found, is_doubtful
 from adacur.matching.sides import WithoutSelf
@@ -43,7 +43,6 @@ class Running:
     learning: bool
     within: bool
     audited: frozenset[int]
-    audit_depth: int
     pairs: list[Found] = field(default_factory=list)
     doubtful: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -51,12 +50,12 @@ class Running:
     n_done: int = 0
     is_over: bool = False
     _without: list[str] = field(default_factory=list)
-    _experience: Experience = field(default_factory=Experience)
     _n_seen: int = 0
     _in_a_row: int = 0
     _seen: set[frozenset[str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._chances = Chances(self.above)
         options: dict[str, Any] = {"budget": self.calls_per_row, "fuse": 0, "scorer": self.scorer}
         plan = plan_search(self.index, 1, first=self.first, **options)
         place = replace(plan.candidates, first_weight=0.0)
@@ -85,8 +84,7 @@ class Running:
 
     def _searched(self, queries: Sequence[Query]) -> Iterator[tuple[Hits, RowChances, int]]:
         """The answer of each row, with its batch's chances and its place there; rows that fail are noted."""
-        known = self._experience
-        model = ChanceModel(known.chances, self.above, self._stages, self._model, known.taken)
+        model = ChanceModel(self._chances, self._stages, self._model)
         plan = replace(
             self._plan,
             model=Model(self.index.anchors, model),
@@ -117,7 +115,7 @@ class Running:
 
     def _learn(self, begun: Sequence[RowChances], answers: Sequence[Hits]) -> None:
         if self.learning:
-            self._experience.learn([example for batch in begun for example in batch.examples])
+            self._chances.learn([example for batch in begun for example in batch.examples])
         self.pace.note([hits.trace for hits in answers], [len(hits) for hits in answers])
 
     def _take(self, hits: Hits, chances: RowChances, at: int) -> list[Found]:
@@ -128,13 +126,13 @@ class Running:
             found += (missed := self._deeper(hits, {pair.right for pair in found}))
             self.lacking[hits.query.id] = bool(missed)
         scores = np.sort(np.concatenate([round_.exact for round_ in hits.trace.rounds] or [np.empty(0)]))[::-1]
-        if is_doubtful(scores, self.above, self._experience.chances.unit or 0.0):
+        if is_doubtful(scores, self.above, self._chances.unit or 0.0):
             self.doubtful.append(hits.query.id)
         if not found:
             self._without.append(hits.query.id)
         self.pairs += found
         if self.learning and not self.within:
-            taken = self._experience.taken
+            taken = self._chances.taken
             for position in self.index.items.positions(pair.right for pair in found).tolist():
                 taken[position] = taken.get(position, 0) + 1
         return found
@@ -157,8 +155,7 @@ class Running:
 
     def _deeper(self, hits: Hits, known: set[str]) -> list[Found]:
         """The pairs among the first stage's best that the row lacks."""
-        purse = replace(self._plan.purse, calls=self.audit_depth)
-        plan = replace(self._plan, method=Rerank.name, purse=purse, model=None, sizes=at_once)
+        plan = replace(self._plan, method=Rerank.name, model=None, sizes=at_once)
         (deep,) = rounds.search(plan, [hits.query], 1)
         pairs = zip(deep.ids, deep.scores.tolist(), strict=True)
         return [

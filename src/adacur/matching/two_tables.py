@@ -63,7 +63,6 @@ def match(
     encoder: Any = None,
     learning: bool = True,
     audit: int = 0,
-    audit_depth: int = 100,
     confidence: float = 0.9,
     seed: int = 0,
     progress: bool | Progress = True,
@@ -90,15 +89,15 @@ def match(
     - first, encoder: first stages of the right table, as for `AnchorIndex.from_items`; "bm25", and "dense" with an
       encoder;
     - learning: False lets every row stand alone;
-    - audit: this many rows, drawn by `seed`, are searched to `audit_depth` besides, which certifies by `confidence`;
+    - audit: this many rows, drawn by `seed`, are re-ranked to `calls_per_row` besides, which certifies by `confidence`;
     - progress: a bar, or a function that is given the `Bill` after each batch of rows;
     - dry_run: return a `MatchEstimate` instead, and pay for nothing; models in this process are timed.
     """
     started = time.monotonic()
-    _check(above=above, recall=recall, confidence=confidence, audit=audit, audit_depth=audit_depth)
-    if output is not None and not dry_run:
-        check_output(output, force=force)
+    _check(above=above, recall=recall, confidence=confidence, audit=audit)
     table = Table(left, left_text, left_id, "left")
+    if output is not None and not dry_run:
+        check_output(output, force=force, read=(left, right, path))
     within = right is left or (isinstance(right, str | Path) and table.is_file(right))
     n_rows = table.count()
     shown = progress is True
@@ -126,7 +125,6 @@ def match(
             learning=learning,
             within=within,
             audited=frozenset(random.Random(seed).sample(range(n_rows), min(audit, n_rows))),
-            audit_depth=min(audit_depth, len(index)),
         )
         report = open_until_the_end.enter_context(_reporting(progress, n_rows))
         file = None if output is None else open_until_the_end.enter_context(PairsFile(Path(output)))
@@ -149,8 +147,9 @@ def match(
         pairs=pairs,
         bill=replace(bill, pairs=len(pairs)),
         certificate=certificate_of(
-            running.pace.expected_recall, running.lacking, rows=n_rows, depth=audit_depth, confidence=confidence
+            running.pace, running.lacking, rows=n_rows, depth=running.calls_per_row, confidence=confidence
         ),
+        searched_calls=running.pace.calls,
         unmatched=running.unmatched,
         to_look_at=running.doubtful,
         failed=running.failed,
@@ -192,7 +191,7 @@ def _reporting(progress: bool | Progress, n_rows: int) -> Iterator[Progress]:
         yield show
 
 
-def _check(*, above: float, recall: float, confidence: float, audit: int, audit_depth: int) -> None:
+def _check(*, above: float, recall: float, confidence: float, audit: int) -> None:
     for name, value in (("above", above), ("recall", recall), ("confidence", confidence)):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
             raise InputError(f"{name} must be a finite number; got {value!r}.")
@@ -200,8 +199,5 @@ def _check(*, above: float, recall: float, confidence: float, audit: int, audit_
         raise InputError(f"recall must be above 0 and below 1, such as 0.9; got {recall}.")
     if not 0.5 <= confidence < 1:
         raise InputError(f"confidence must be at least 0.5 and below 1, such as 0.9; got {confidence}.")
-    if not is_whole(audit) or audit < 0 or not is_whole(audit_depth) or audit_depth < 1:
-        raise BudgetError(
-            f"audit must be a number of rows from 0 up, and audit_depth one of calls from 1 up; got {audit!r} and "
-            f"{audit_depth!r}."
-        )
+    if not is_whole(audit) or audit < 0:
+        raise BudgetError(f"audit must be a number of rows, from 0 up; got {audit!r}.")

@@ -2,20 +2,15 @@
 
 Where to change what, from the name of a scorer to its scores:
 
-- opening.py: the door; from an object, a path, a URL or a name to a scorer. consent.py: what an index folder may name
-- calling.py (and scores.py): where other rooms call scorers; scores are checked there and failures named
-- cross_encoders/: inference of our own. onnx.py (CPU), torch.py (GPU); opened_model.py (what a model is, its prompt and
-  readout: pair_prompt.py, template_process.py, readout.py, known_rerankers.py), forwards.py, decoder.py over
-  decoder_forward.py and shared_prefixes.py (language models: batches that share beginnings), pooled_head.py;
-  pair_tokens.py (queries and items to token ids), item_table.py (those of items by position), pair_batches.py,
-  packed_encoder.py, attention.py and gpu_kernels.py (the forward pass without padding); recorded.py (small calls as
-  CUDA graphs); emb_cross_encoder.py ([EMB] heads), checkpoints.py and weights.py (folders of models), onnx_export.py
-- http.py: rerank servers; http_dialects.py: how each kind is spoken to, one entry per kind. judge.py: language models
-  that judge. Both over http_address.py (from a URL to a server) and http_requests.py (batches, retries, keys)
-- function.py (a function of pairs is the adapter of any other library), matrix.py, sentence_transformers.py
-- wrappers: cached.py (over score_file.py), metered.py, shared_batches.py; what
-  they share: wrapping.py
-- prices.py: what pairs are charged for, counted before they are scored, and a dated table of prices
+- by_name.py: the door, from an object, a path, a URL or a name to a scorer; consent.py: what an index folder may name
+- calling.py (and scores.py beside the rooms): where other rooms call scorers, and scores are checked
+- function.py: a function of pairs, the adapter of any other library; sentence_transformers.py; known.py: a matrix
+- cross_encoders/: onnx.py (CPU), torch.py over forwards.py, the door to faster inference; opened_model.py (what a
+  model is: checkpoints.py, its prompt and readout: pair_prompt.py, readout.py, known_rerankers.py); pair_tokens.py
+  (pairs as token ids: prompt_pieces.py, token_limit.py, item_table.py), padded_batches.py; weights.py
+- http.py: rerank servers, http_dialects.py: one entry per kind; judge.py: language models that judge; both over
+  http_address.py (from a URL to a server) and remote.py (batches, retries, limits, keys)
+- wrappers: cached.py (over score_file.py), metered.py with prices.py; what they share: wrapping.py
 - event_loop.py: async scorers for callers that are not async
 """
 

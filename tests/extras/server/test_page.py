@@ -194,8 +194,9 @@ def shown_hits(page: Page, panel: int = 0) -> list[tuple[str, str, str]]:
 
 
 def found_by_api(server: str, question: str = QUESTION, **options: Any) -> dict[str, Any]:
-    body = json.dumps({"query": question, "k": 10, "budget": 100, **options}).encode()
-    request = urllib.request.Request(f"{server}v1/search", body, {"Content-Type": "application/json"})
+    verb, wanted = ("find", {}) if "above" in options else ("search", {"k": 10, "budget": 100})
+    body = json.dumps({"query": question, **wanted, **options}).encode()
+    request = urllib.request.Request(f"{server}v1/{verb}", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)["results"][0]
 
@@ -358,6 +359,44 @@ def test_two_methods_stand_side_by_side_at_the_same_budget(server, open_page):
     assert left["x"] + left["width"] <= right["x"]
     # Re-ranking predicts nothing: its one round has the chart to itself.
     expect(dots(page, "unpredicted", 1)).to_have_count(40)
+
+
+def test_what_each_of_two_methods_found_is_what_it_asked_about(server, open_page):
+    page = open_page(server)
+    ask(page, method="gaussian", compare="rerank", budget="40")
+    ended(page, panels=2)
+    scored = [
+        {
+            one["id"]: one["exact"]
+            for round_ in found_by_api(server, method=method, budget=40, trace=True)["trace"]
+            for one in round_["items"]
+        }
+        for method in ("gaussian", "rerank")
+    ]
+    both = scored[0] | scored[1]
+    best = sorted(both, key=lambda id_: -both[id_])[:10]
+    counts = [sum(id_ in one for id_ in best) for one in scored]
+    assert counts[0] > counts[1], "the world is meant to tell the two methods apart"
+    told = f"adacur asked about {counts[0]} and Re-ranking asked about {counts[1]}."
+    expect(page.locator("#overlap-text")).to_contain_text(told)
+
+
+def test_a_find_shows_all_above_the_line_and_its_certificate(server, open_page):
+    page = open_page(server)
+    page.check("#all")
+    expect(page.locator("#recall")).to_be_hidden()
+    page.fill("#above", "12")
+    ask(page)
+    ended(page)
+    result = found_by_api(server, above=12.0, recall=0.9, budget=200)
+    assert len(result["hits"]) > 3
+    assert [id_ for id_, *_ in shown_hits(page)] == [hit["id"] for hit in result["hits"]]
+    expect(page.locator(".certificate")).to_have_text(result["certificate"]["text"])
+    assert page.locator(".calls").inner_text() == str(result["calls"])
+    # The address asks for the same.
+    again = open_page(page.url)
+    ended(again)
+    expect(again.locator(".certificate")).to_have_text(result["certificate"]["text"])
 
 
 def test_the_slider_changes_the_budget_asked_for_and_the_recall_to_expect(server, open_page):

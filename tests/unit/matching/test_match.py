@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -209,12 +210,15 @@ def test_one_to_one_keeps_the_best_pair_of_each_row() -> None:
 
 
 def test_an_audit_says_how_many_rows_may_lack_a_pair() -> None:
-    # The line lies so low that a row has many pairs, and one call of each is all that a row may make.
-    options: dict[str, Any] = {"above": 0.5, "calls_per_row": 1, "audit_depth": 80, **QUIET}
+    # The line lies so low that a row has many pairs, and the recall that is asked for ends rows soon.
+    options: dict[str, Any] = {"above": -8, "calls_per_row": 80, "progress": False, "recall": 0.01}
     done = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), audit=len(LEFT), **options)
-    lacking = len({pair.left for pair in done if pair.round == 2})
+    alone = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), **options)
+    before = Counter(pair.left for pair in alone)
+    lacking = sum(n > before[left] for left, n in Counter(pair.left for pair in done).items())
     assert done.certificate.basis == "audit"
     assert done.certificate.incomplete == done.certificate.seen_incomplete == lacking > 0
+    assert done.reranked.depth == alone.reranked.depth
     assert adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), **options).certificate.basis == "estimate"
 
 
@@ -287,6 +291,31 @@ def test_an_output_that_exists_is_refused_without_force(tmp_path: Path) -> None:
     assert output.read_text() == "mine"
     adacur.match(LEFT, RIGHT, force=True, **options)
     assert len(output.read_text().splitlines()) == 1 + len(LEFT)
+
+
+def test_an_output_that_is_an_input_is_refused_even_with_force(tmp_path: Path) -> None:
+    left = tmp_path / "left.jsonl"
+    left.write_text("".join(json.dumps(row) + "\n" for row in LEFT))
+    before, counted = left.read_text(), Counted()
+    with pytest.raises(InputError):
+        adacur.match(left, RIGHT, scorer=counted.scorer(), above=1.5, output=left, force=True, **QUIET)
+    assert left.read_text() == before
+    assert not counted.pairs
+
+
+def test_a_price_per_search_is_charged_for_each_row() -> None:
+    """A request has one query, so pairs of thirty rows in one call are thirty searches."""
+    price = {"price": "0.01 USD / search", "total_calls": len(LEFT)}
+    done = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=99, **price, **QUIET)
+    assert done.bill.calls == len(LEFT)
+    assert str(done.bill.cost) == "0.3 USD"
+
+
+def test_where_nothing_is_found_the_answer_says_how_much_may_be_missing() -> None:
+    done = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=99, **QUIET)
+    assert not done.pairs
+    assert 0 < done.certificate.missing < len(LEFT)
+    assert f"{done.certificate.missing:,.0f} pairs" in str(done.certificate)
 
 
 def test_an_index_with_anchors_serves_as_the_right_side(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_the_first_batch_to_fail_is_named_and_cancels_the_others(ask) -> None:
         finally:
             ended.append(len(pairs[0][0]))
 
-    with pytest.raises(ScorerFailed, match=r"ZeroDivisionError.*on 1 pair.*'q2'.*'i2'") as caught:
+    with pytest.raises(ScorerFailed, match=r"ZeroDivisionError.*'q2'.*'i2'") as caught:
         ask(FunctionScorer(third_fails, batch_size=1, concurrency=4, attempts=1))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert sorted(ended) == [0, 1, 2, 3]
@@ -214,6 +214,7 @@ def test_a_function_that_goes_on_raising_is_an_error_after_as_many_calls_as_are_
         (lambda pairs: [float("nan")] * len(pairs), NonFiniteScore),
         (lambda pairs: [1.0], ScoreCountError),
         (lambda pairs: None, ScoreCountError),
+        (lambda pairs: [*lengths(pairs)[:-1], None], NonFiniteScore),
     ],
 )
 def test_an_answer_that_would_be_wrong_again_is_an_error_at_once(is_async, answer, error) -> None:
@@ -246,26 +247,6 @@ def test_an_error_holds_the_scores_of_the_batches_before_it(is_async) -> None:
     assert caught.value.scored == {PAIRS[n]: 3.0 * n for n in range(4)}
 
 
-def test_wrong_answers_are_refused() -> None:
-    with pytest.raises(ScoreCountError, match="7 pairs"):
-        FunctionScorer(lambda pairs: [1.0]).score(PAIRS)
-    with pytest.raises(NonFiniteScore, match="'q0'"):
-        FunctionScorer(lambda pairs: [float("nan")] * len(pairs)).score(PAIRS)
-    with pytest.raises(InputError, match="callable"):
-        FunctionScorer(3)
-    with pytest.raises(InputError, match="batch_size"):
-        FunctionScorer(lengths, batch_size=0)
-    with pytest.raises(InputError, match="concurrency"):
-        FunctionScorer(lengths, concurrency=0)
-
-
-def test_no_pairs_cost_no_call() -> None:
-    def never(pairs):
-        raise AssertionError
-
-    assert FunctionScorer(never).score([]).shape == (0,)
-
-
 def test_the_precision_returned_is_kept() -> None:
     scorer = FunctionScorer(lambda pairs: np.ones(len(pairs), np.float32))
     assert scorer.score(PAIRS).dtype == np.float32
@@ -281,9 +262,16 @@ def test_the_card_says_how_to_import_the_function_where_that_is_possible() -> No
     assert FunctionScorer(lengths).card.weights is None
 
 
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"concurrency": 0}, {"attempts": 0}])
+def test_options_that_cannot_be_meant_are_refused(options) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        FunctionScorer(lengths, **options)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        3,
         lambda query, text: 1.0,
         lambda: 1.0,
         lambda pairs, *, needed: 1.0,
@@ -291,7 +279,7 @@ def test_the_card_says_how_to_import_the_function_where_that_is_possible() -> No
     ],
 )
 def test_a_function_of_a_query_and_a_text_is_told_that_it_gets_a_list_of_pairs(function) -> None:
-    with pytest.raises(InputError, match="pairs"):
+    with pytest.raises(InputError):
         FunctionScorer(function)
 
 
@@ -300,11 +288,3 @@ def test_a_function_may_take_more_than_the_pairs_where_it_need_not(function) -> 
     FunctionScorer(function)
     FunctionScorer(functools.partial(lambda scale, pairs: [], 2.0))
     FunctionScorer(len)
-
-
-def test_a_scorer_that_returns_none_is_told_so() -> None:
-    pairs = [(Query("q1", "a"), Item("i1", "b")), (Query("q1", "a"), Item("i2", "c"))]
-    with pytest.raises(ScoreCountError):
-        FunctionScorer(lambda pairs: None).score(pairs)
-    with pytest.raises(NonFiniteScore, match=r"None.*'q1'.*'i2'"):
-        FunctionScorer(lambda pairs: [1.0, None]).score(pairs)

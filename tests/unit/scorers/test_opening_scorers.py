@@ -211,63 +211,29 @@ def test_an_onnx_file_that_cannot_be_read_is_refused(tmp_path, content) -> None:
         scorer(file)
 
 
-@pytest.mark.parametrize(
-    ("source", "option", "says"),
-    [
-        (lengths, "batchsize", "FunctionScorer.*'batchsize'. Did you mean 'batch_size'.*It takes name, batch_size"),
-        (f"{__name__}:lengths", "device", "FunctionScorer.*no option 'device'"),
-    ],
-)
-def test_an_unknown_option_names_the_class_and_its_options(source, option, says) -> None:
-    with pytest.raises(UnknownOption, match=says):
+@pytest.mark.parametrize(("source", "option"), [(lengths, "batchsize"), (f"{__name__}:lengths", "device")])
+def test_an_unknown_option_is_refused(source, option) -> None:
+    with pytest.raises(UnknownOption):
         scorer(source, **{option: 1})
 
 
 @pytest.mark.parametrize(
     "source",
-    ["no-such-thing", "", "no.such.module:f", f"{__name__}:missing", f"{__name__}:NOTHING", "a/b/c", 3, NOTHING],
-)
-def test_what_nobody_knows_is_refused(source) -> None:
-    with pytest.raises(UnknownName):
-        scorer(source)
-
-
-def test_the_refusal_lists_what_is_accepted_and_shows_no_object(tmp_path) -> None:
-    with pytest.raises(UnknownName, match=r"'module:function'.*'org/name'"):
-        scorer(None)
-    with pytest.raises(UnknownName, match="object") as refused:
-        scorer({"api_key": "secret"})
-    assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
     [
-        ("empty", "empty.*.onnx"),
-        ("notes.jsonl", "The file .*notes.jsonl' is not a model"),
-        ("no/such/folder", "no/such/folder"),
-        ("/nowhere/model", "/nowhere/model"),
-        ("127.0.0.1:8765", "8765"),
-        ("htp://127.0.0.1:8765", "8765"),
-        ("http:/127.0.0.1:8765", "8765"),
+        *("no-such-thing", "", "no.such.module:f", f"{__name__}:missing", f"{__name__}:NOTHING", "a/b/c", 3, None),
+        *("empty", "notes.jsonl", "no/such/folder", "/nowhere/model", "words.py", "words:word", {"api_key": "secret"}),
+        *("127.0.0.1:8765", "htp://127.0.0.1:8765", "http:/127.0.0.1:8765"),
     ],
 )
-def test_what_opens_nothing_is_told_why(tmp_path, monkeypatch, source, message) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "notes.jsonl").write_text("{}")
-    with pytest.raises(UnknownName, match=message):
-        scorer(source)
-
-
-def test_a_python_file_and_a_misspelt_function_are_told_how_to_be_named(tmp_path, monkeypatch) -> None:
-    (tmp_path / "overlap_of_words.py").write_text("def words(pairs):\n    return [0.0] * len(pairs)\n")
+def test_what_nobody_knows_is_refused_and_no_object_is_shown(tmp_path, monkeypatch, source) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnknownName, match=r"overlap_of_words\.py"):
-        adacur.scorer("overlap_of_words.py")
-    with pytest.raises(UnknownName, match=r"overlap_of_words.*'word'.*'words'"):
-        adacur.scorer("overlap_of_words:word")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.jsonl").write_text("{}")
+    (tmp_path / "words.py").write_text("def words(pairs):\n    return [0.0] * len(pairs)\n")
+    with pytest.raises(UnknownName) as refused:
+        scorer(source)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_scorer_without_a_card_is_told_to_get_one() -> None:

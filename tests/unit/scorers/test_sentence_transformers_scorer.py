@@ -71,7 +71,7 @@ def test_only_the_item_is_cut(folder, model, query_words) -> None:
 
 
 def test_a_query_that_leaves_no_room_is_refused(model) -> None:
-    with pytest.raises(TextTooLong, match="query 'long' has 60"):
+    with pytest.raises(TextTooLong, match=r"'long'.*60"):
         SentenceTransformersScorer(model).score([*PAIRS[:3], (Query("long", words(60)), Item("i", "w1"))])
 
 
@@ -104,7 +104,7 @@ def test_an_object_is_known_by_the_weights_it_has_now(folder) -> None:
 def test_two_labels_are_refused(tmp_path) -> None:
     two = tiny_transformer(tmp_path / "two", labels=2)
     for source in (two, library.CrossEncoder(str(two), device="cpu")):
-        with pytest.raises(InputError, match="'two' has 2 labels"):
+        with pytest.raises(InputError, match="'two'"):
             SentenceTransformersScorer(source)
 
 

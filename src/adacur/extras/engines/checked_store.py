@@ -137,8 +137,8 @@ class CheckedStore(VectorStore):
         if isinstance(error, Exception) and (told := self.store.explain(error)) is not None:
             reason = self._without_secrets(str(told))[:_LONGEST_REASON]
             if isinstance(told, EngineUnavailable):
-                return EngineUnavailable(f"{self.name} does not answer: {reason}"), True
-            return EngineRefused(f"{self.name} refuses this: {reason}"), False
+                return EngineUnavailable(f"{self.name} does not answer: {reason.rstrip('.')}."), True
+            return EngineRefused(f"{self.name} refuses this: {reason.rstrip('.')}."), False
         if isinstance(error, InputError | UnknownName):
             return EngineRefused(self._without_secrets(str(error))), False
         # What Rust libraries raise when they panic is not an Exception.

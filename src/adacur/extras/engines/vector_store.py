@@ -1,7 +1,8 @@
 """What a search asks of an engine that holds items and their vectors outside this process: six questions.
 
 `CheckedStore` (checked_store.py) stands between a search and any store: it checks what is asked and what is answered,
-asks again where an engine is silent, and hides secrets in errors. So a store only has to ask its engine.
+asks again where an engine is silent, and hides secrets in errors. So a store only has to ask its engine: its answers
+may come in any order, and be more than n. Stores of tables share sql_tables.py.
 """
 
 from __future__ import annotations

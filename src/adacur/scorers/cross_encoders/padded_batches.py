@@ -35,14 +35,14 @@ class PaddedBatches:
 
     def inputs(self, start: int, end: int) -> dict[str, Any]:
         """These pairs as arguments of a model's forward."""
-        texts, lengths = self._pairs.texts, self._lengths[start:end]
-        ids = np.full((end - start, int(lengths[0])), self._pad_id, np.int64)
-        types = np.zeros_like(ids)
-        for row, at in enumerate(self._order[start:end].tolist()):
-            tokens = texts.pair(int(self._pairs.query_of[at]), int(self._pairs.item_of[at]))
-            ids[row, : lengths[row]], types[row, : lengths[row]] = tokens
-        is_token = np.arange(ids.shape[1]) < lengths[:, None]
-        arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64), "token_type_ids": types}
+        pairs, lengths = self._pairs, self._lengths[start:end].tolist()
+        rows = np.zeros((3, end - start, lengths[0]), np.int64)
+        ids, mask, types = rows
+        ids[:] = self._pad_id
+        for row, (at, length) in enumerate(zip(self._order[start:end].tolist(), lengths, strict=True)):
+            ids[row, :length], types[row, :length] = pairs.texts.pair(pairs.query_of[at], pairs.item_of[at])
+            mask[row, :length] = 1
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: self._sent(array) for name, array in arrays.items()}
 
     def _sent(self, array: Any) -> Any:

@@ -76,7 +76,10 @@ class PairTemplate:
 
 
 def _typed(tokens: TokenArray, token_type: int) -> TokenArray:
-    return np.stack((tokens, np.full(len(tokens), token_type, np.int64)))
+    # Several times as fast as np.stack, and every pair of a padded batch passes here.
+    rows = np.empty((2, len(tokens)), np.int64)
+    rows[0], rows[1] = tokens, token_type
+    return rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

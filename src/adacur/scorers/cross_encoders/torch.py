@@ -144,7 +144,7 @@ class TorchCrossEncoder(Closing):
     def score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
         """Scores of queries[query_of[i]] with the item at positions[i]; an item is read and tokenised once.
 
-        The scorer keeps the tokens while `items` lives, up to 32 million of all collections together.
+        The scorer keeps the tokens that were used last, up to 256 MB of all collections together.
         """
         # Before tokens are kept that nobody would free.
         self._check_open()

@@ -46,7 +46,7 @@ def plainly(items, positions, **options) -> list:
     return everything(tokens.items(ItemList.at(items, positions)))
 
 
-def test_an_item_is_read_once_while_its_collection_lives() -> None:
+def test_an_item_of_a_collection_is_read_once() -> None:
     known, items, others = tables(), Counted(ITEMS), Counted(ITEMS[::-1])
     asked = np.array([3, 1, 3, 8])
     assert everything(known.tokens(items, asked)) == plainly(items, asked)
@@ -54,10 +54,6 @@ def test_an_item_is_read_once_while_its_collection_lives() -> None:
     assert everything(known.tokens(items, asked)) == plainly(items, asked)
     assert sorted(items.read) == [1, 2, 3, 8]
     assert everything(known.tokens(others, asked)) == plainly(others, asked)
-    assert len(known._tables) == 2
-    del others
-    gc.collect()
-    assert len(known._tables) == 1
 
 
 def test_limits_are_the_tokenizers() -> None:
@@ -69,16 +65,23 @@ def test_limits_are_the_tokenizers() -> None:
             assert everything(known.tokens(items, asked)) == plainly(items, asked, **options)
 
 
-def test_a_full_memory_begins_anew_and_answers_all_the_same() -> None:
+def test_a_full_memory_forgets_the_oldest_and_answers_all_the_same() -> None:
     items = Counted([Item(str(n), "w1 " * 10) for n in range(20)])
-    known = tables(most_tokens=100)
-    for start in (0, 5, 10, 2):
-        asked = np.arange(start, start + 5)
+    known = tables(most_bytes=2000)
+    for asked in (np.arange(start, start + 5) for start in (0, 5, 10, 2)):
         assert everything(known.tokens(items, asked)) == plainly(items, asked)
-        assert known.n_tokens <= 100
     everyone = np.arange(20)
     assert everything(known.tokens(items, everyone)) == plainly(items, everyone)
-    assert known.n_tokens <= 100
+    assert known._known.n_bytes <= 2000
+
+
+def test_another_collection_in_the_place_of_a_dead_one_has_its_own_items() -> None:
+    known, asked = tables(), np.arange(3)
+    for texts in (ITEMS, ITEMS[::-1], ITEMS[3:]):
+        items = ItemList(texts)
+        assert everything(known.tokens(items, asked)) == plainly(items, asked)
+        del items
+        gc.collect()
 
 
 def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:
@@ -95,9 +98,9 @@ def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:
     assert everything(known.tokens(Slotted(), asked)) == plainly(ItemList(ITEMS), asked)
 
 
-def test_threads_share_a_table_that_begins_anew() -> None:
+def test_threads_share_a_table_that_forgets() -> None:
     items = Counted([Item(str(n), f"w{n % 40} " * (n % 9 + 1)) for n in range(60)])
-    known = tables(most_tokens=60)
+    known = tables(most_bytes=3000)
 
     def asked(seed: int) -> bool:
         places = np.random.default_rng(seed).integers(0, 60, 7)
@@ -138,7 +141,7 @@ def test_a_query_that_is_too_long_and_a_closed_scorer_keep_no_tokens(tmp_path) -
         with pytest.raises(TextTooLong):
             scorer.score_at(items, [Query("long", "w1 " * 60)], one, one)
         held = scorer._tables
-    assert not held._tables
+    assert not len(held._known)
     with pytest.raises(ScorerFailed):
         scorer.score_at(items, QUERIES, one, one)
-    assert not held._tables
+    assert not len(held._known)

@@ -78,7 +78,7 @@ def test_an_item_without_tokens_is_just_the_special_ones(tokenizer) -> None:
 def test_a_query_that_leaves_no_room_is_named() -> None:
     tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=40)
     assert len(tokens.pairs([(Query("fits", "w1 " * 21), Item("i", "w2"))])) == 1
-    with pytest.raises(TextTooLong, match=r"40 tokens.*have 21.*'long one'.*has 22"):
+    with pytest.raises(TextTooLong, match=r"40\b.*\b21\b.*'long one'.*22"):
         tokens.pairs([(Query("long one", "w1 " * 22), Item("i", "w2"))])
 
 

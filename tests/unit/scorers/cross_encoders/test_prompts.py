@@ -77,12 +77,12 @@ def test_a_prompt_without_one_place_for_each_text_is_refused(text) -> None:
 
 
 def test_an_instruction_goes_where_there_is_a_place_for_it_and_nowhere_else(tmp_path) -> None:
-    with pytest.raises(InputError, match="'be strict' would be lost"):
+    with pytest.raises(InputError, match="'be strict'"):
         PairPrompt.of_format("{query} {item}", instruction="be strict")
     with pytest.raises(InputError, match="instruction"):
         PairPrompt.of_format("{instruction} {query} {item}")
     assert PairPrompt.of_format("{instruction}: {query} {item}", instruction="a{query}b").prefix == "a{query}b: "
-    with pytest.raises(InputError, match="'be strict' would be lost"):
+    with pytest.raises(InputError, match="'be strict'"):
         scorer(tiny_transformer(tmp_path / "plain"), instruction="be strict")
 
 
@@ -184,7 +184,7 @@ def test_half_a_surrogate_pair_is_no_prompt() -> None:
 
 
 def test_a_template_that_drops_system_messages_has_no_place_for_an_instruction() -> None:
-    with pytest.raises(InputError, match="'be strict' would be lost"):
+    with pytest.raises(InputError, match="'be strict'"):
         PairPrompt.of_chat(chat(LOOP.replace("messages", "messages if m.role != 'system'")), instruction="be strict")
 
 
@@ -227,7 +227,7 @@ def test_an_answer_must_be_one_token() -> None:
         Readout.odds("yes", "no").rows(tokenizer, n_rows=300)
     y, n = Readout.odds("y", "n").rows(tokenizer, n_rows=300)
     assert tokenizer.decode([y, n]) == "yn"
-    with pytest.raises(InputError, match="between 0 and 299"):
+    with pytest.raises(InputError, match="299"):
         Readout.token(300).rows(tokenizer, n_rows=300)
 
 
@@ -380,7 +380,7 @@ def test_another_instruction_is_another_scorer_and_an_index_refuses_it(causal, t
 
 def test_two_labels_are_read_as_their_difference_where_one_says_so(tmp_path) -> None:
     folder = tiny_transformer(tmp_path / "two", labels=2)
-    with pytest.raises(InputError, match=r"2 labels.*labels\(1, 0\)"):
+    with pytest.raises(InputError, match=r"labels\(1, 0\)"):
         TorchCrossEncoder(folder, device="cpu")
     right, wrong = (
         TorchCrossEncoder(folder, device="cpu", readout=readout) for readout in ("labels(1, 0)", "labels(0, 1)")

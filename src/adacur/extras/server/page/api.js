@@ -32,9 +32,9 @@ export async function get(path, { signal } = {}) {
   return { state: "ready", data };
 }
 
-/** Yields the events of a search; throws an ApiError where the search fails. */
-export async function* search(request, { signal } = {}) {
-  const response = await ask("v1/search", {
+/** Yields the events of a search, or of a find; throws an ApiError where the search fails. */
+export async function* search(request, { signal, verb = "search" } = {}) {
+  const response = await ask(`v1/${verb}`, {
     signal,
     method: "POST",
     headers: { "content-type": "application/json", accept: "text/event-stream" },

@@ -124,7 +124,8 @@ function offerExamples(index) {
 
 const compareWith = () => (element("compare").value === element("method").value ? "" : element("compare").value);
 const curvesShown = () => [element("index").value, element("k").value, element("first").value].join("|");
-const methods = () => [element("method").value, compareWith()].filter(Boolean);
+const isFinding = () => element("all").checked;
+const methods = () => (isFinding() ? ["find"] : [element("method").value, compareWith()].filter(Boolean));
 
 function setBudget(calls) {
   if (Number(element("budget").value) !== calls) element("budget").value = calls;
@@ -132,6 +133,14 @@ function setBudget(calls) {
   element("budget-slider").value = nearest;
   element("budget-slider").setAttribute("aria-valuetext", words.plural(calls, "call"));
   chooseBudget(calls);
+}
+
+/** What only one of the two verbs has is shown with it. */
+function verbChanged() {
+  element("line-fields").hidden = !isFinding();
+  for (const id of ["method-field", "compare-field", "k-field", "recall"]) element(id).hidden = isFinding();
+  element("against-field").hidden = isFinding() || !chosenIndex()?.methods.includes("rerank");
+  formChanged();
 }
 
 function formChanged() {
@@ -142,24 +151,31 @@ function formChanged() {
   element("method-means").textContent = words.methodMeaning(element("method").value);
   element("compare-means").textContent = words.methodMeaning(compareWith());
   const k = Number(element("k").value);
-  element("settings-now").textContent = `: ${methods().map(words.methodName).join(" and ")}, starting from ${element("first").selectedOptions[0]?.textContent ?? "…"}, best ${k}`;
+  element("settings-now").textContent = `: ${methods().map(words.methodName).join(" and ")}, starting from ${element("first").selectedOptions[0]?.textContent ?? "…"}${isFinding() ? "" : `, best ${k}`}`;
   if (!indexes.length || !Number.isInteger(k) || k < 1) return;
   const index = chosenIndex();
-  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: methods().filter((method) => method !== "exact") });
+  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: methods().filter((method) => method !== "exact" && method !== "find") });
 }
 
 function requestOf(method) {
+  if (method === "find") return lineOf({ index: element("index").value, query: element("question").value.trim(), explain: true });
   const asked = { index: element("index").value, query: element("question").value.trim(), k: Number(element("k").value), method, explain: true };
   if (method !== "exact") asked.budget = Number(element("budget").value);
   if (element("first").value && method !== "exact") asked.first = element("first").value;
   return asked;
 }
 
+function lineOf(asked) {
+  const first = element("first").value;
+  return { ...asked, above: Number(element("above").value), recall: Number(element("share").value), budget: Number(element("budget").value), ...(first ? { first } : {}) };
+}
+
 // ---- The address
 
 function toAddress() {
   const asked = new URLSearchParams({ q: element("question").value.trim(), k: element("k").value, budget: element("budget").value, method: element("method").value });
-  if (compareWith()) asked.set("compare", compareWith());
+  if (isFinding()) for (const [name, id] of [["above", "above"], ["recall", "share"]]) asked.set(name, element(id).value);
+  else if (compareWith()) asked.set("compare", compareWith());
   if (element("first").value) asked.set("first", element("first").value);
   if (indexes.length > 1) asked.set("index", element("index").value);
   history.replaceState(null, "", `?${asked}`);
@@ -174,6 +190,12 @@ function fromAddress() {
   pick("index", asked.get("index"));
   offerSettings();
   for (const id of ["method", "compare", "first"]) pick(id, asked.get(id));
+  pick("share", asked.get("recall"));
+  if (asked.has("above") && Number.isFinite(Number(asked.get("above")))) {
+    element("all").checked = true;
+    element("above").value = Number(asked.get("above"));
+  }
+  verbChanged();
   if (whole("k")) element("k").value = whole("k");
   if (whole("budget")) setBudget(whole("budget"));
   if (asked.has("q") && !isAsked) element("question").value = asked.get("q");
@@ -197,7 +219,7 @@ async function run() {
   searched = curvesShown();
   // Two methods under one another, on a phone: the answers first, the rest on demand.
   const folded = methods().length > 1 && matchMedia("(max-width: 60rem)").matches;
-  panels = methods().map((method) => new Panel(element("panels"), { method, k: Number(element("k").value), budget: Number(element("budget").value), folded }));
+  panels = methods().map((method) => new Panel(element("panels"), { method, k: Number(element("k").value), line: isFinding() ? Number(element("above").value) : null, budget: Number(element("budget").value), folded }));
   showExpected();
   const requests = panels.map((panel) => requestOf(panel.method));
   for (const [at, panel] of panels.entries()) {
@@ -211,9 +233,9 @@ async function run() {
 
 async function follow(panel, request, signal) {
   const name = words.methodName(panel.method);
-  panel.say("Asking …");
+  panel.asking();
   try {
-    for await (const { event, data } of search(request, { signal })) {
+    for await (const { event, data } of search(request, { signal, verb: panel.method === "find" ? "find" : "search" })) {
       if (event === "start") panel.start(data);
       if (event === "round") panel.round(data);
       if (event === "done") panel.done(data);
@@ -239,27 +261,27 @@ function showExpected() {
   for (const panel of panels) panel.expectOfBudget(same ? expectedOf(panel.method, panel.calls) : null, { measuring: same && isMeasuring(panel.method) });
 }
 
-/** Which hits only one of two methods found, once both have ended. */
+/** What only one of two methods found, once both have ended. */
 function showOverlap() {
   if (panels.length < 2 || !panels.every((panel) => panel.ended)) return;
   const [one, other] = panels;
   const ids = panels.map((panel) => new Set(panel.hits.map((hit) => hit.id)));
   const only = [one.hits.filter((hit) => !ids[1].has(hit.id)), other.hits.filter((hit) => !ids[0].has(hit.id))];
   const k = Math.max(one.hits.length, other.hits.length);
-  const scores = new Map([...one.hits, ...other.hits].map((hit) => [hit.id, hit.score]));
-  const best = new Set([...scores].sort(([, first], [, second]) => second - first).slice(0, k).map(([id]) => id));
-  const has = (at) => [...ids[at]].filter((id) => best.has(id)).length;
-  element("overlap-text").textContent =
-    only[0].length + only[1].length === 0
-      ? `Both found the same ${k}.`
-      : `${one.hits.length - only[0].length} of ${k} in common. Of the ${k} best that either found, ${words.methodName(one.method)} has ${has(0)} and ${words.methodName(other.method)} ${has(1)}.`;
+  // Hits may be ordered with the first stage's help; what was found is what the scorer was asked about.
+  const scored = new Map([...one.scored, ...other.scored]);
+  const best = [...scored.keys()].sort((first, second) => scored.get(second).exact - scored.get(first).exact).slice(0, k);
+  const missed = panels.map((panel) => best.filter((id) => !panel.scored.has(id)));
+  const asked = panels.map((panel, at) => `${words.methodName(panel.method)} asked about ${best.length - missed[at].length}`).join(" and ");
+  const common = only[0].length + only[1].length === 0 ? `Both list the same ${k}.` : `${one.hits.length - only[0].length} of ${k} in common.`;
+  element("overlap-text").textContent = `${common} Of the ${k} that the scorer likes best among all it was asked about, ${asked}.`;
   element("overlap-only").replaceChildren(
     ...panels.flatMap((panel, at) => {
-      if (!only[at].length) return [];
+      if (!missed[1 - at].length) return [];
       const line = document.createElement("li");
       const who = document.createElement("b");
-      who.textContent = `Only ${words.methodName(panel.method)} found: `;
-      line.append(who, only[at].map((hit) => `${words.titleOf(hit)} (${words.score(hit.score)})`).join(", "));
+      who.textContent = `Only ${words.methodName(panel.method)} asked about: `;
+      line.append(who, missed[1 - at].map((id) => `${scored.get(id).title} (${words.score(scored.get(id).exact)})`).join(", "));
       return [line];
     }),
   );
@@ -326,8 +348,15 @@ element("budget").addEventListener("input", () => {
 });
 element("index").addEventListener("change", () => {
   offerSettings();
-  formChanged();
+  verbChanged();
 });
+for (const id of ["best", "all"]) {
+  element(id).addEventListener("change", () => {
+    // A find ends by itself, mostly long before: the budget is a wall, not what is spent.
+    setBudget(isFinding() ? budgets.at(-1) : Math.min(100, budgets.at(-1)));
+    verbChanged();
+  });
+}
 for (const id of ["method", "compare", "first", "k"]) element(id).addEventListener("change", formChanged);
 element("against").addEventListener("change", () => {
   element("compare").value = element("against").checked ? "rerank" : "";

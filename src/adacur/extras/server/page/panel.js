@@ -8,6 +8,7 @@ export class Panel {
   #chart;
   #method;
   #k;
+  #line;
   #budget;
   #rounds = [];
   #hits = [];
@@ -16,13 +17,14 @@ export class Panel {
   #calls = null;
   #ticking = null;
 
-  constructor(place, { method, k, budget, folded }) {
+  constructor(place, { method, k, line, budget, folded }) {
     const panel = document.getElementById("panel").content.cloneNode(true).firstElementChild;
     place.append(panel);
     this.#panel = panel;
     this.#find = (selector) => panel.querySelector(selector);
     this.#method = method;
     this.#k = k;
+    this.#line = line;
     this.#budget = budget;
     this.#find(".method").textContent = words.methodName(method);
     this.#find(".method-explain").textContent = words.methodMeaning(method);
@@ -45,14 +47,33 @@ export class Panel {
     return this.#hits;
   }
 
+  /** What the scorer was asked about, by id. */
+  get scored() {
+    return new Map(this.#rounds.flatMap((round) => round.items.map((item) => [item.id, item])));
+  }
+
   get ended() {
     return this.#find(".progress").dataset.state === "done";
+  }
+
+  /** What the list holds: the best k, or all above the line. */
+  get #wanted() {
+    return this.#line === null ? `Best ${this.#k}` : `All of ${words.score(this.#line)} and more`;
+  }
+
+  get #ringed() {
+    return this.#line === null ? `the best ${this.#k}` : "those above the line";
   }
 
   say(text, state = "") {
     clearInterval(this.#ticking);
     this.#find(".progress").textContent = text;
     this.#find(".progress").dataset.state = state;
+  }
+
+  /** A find begins with a replay, the first time that its line is asked for. */
+  asking() {
+    this.#saySince(this.#line === null ? "Asking" : "Asking: a new line takes a replay of the anchor queries first");
   }
 
   /** Say what is under way, and for how many seconds. */
@@ -73,7 +94,7 @@ export class Panel {
 
   start(data) {
     this.#start = data;
-    this.#find(".hits").closest(".card").querySelector("h3").textContent = `Best ${this.#k} so far`;
+    this.#find(".hits").closest(".card").querySelector("h3").textContent = `${this.#wanted} so far`;
     const meaning = words.relevanceMeaning(data.settings?.relevance);
     if (meaning) {
       this.#find(".measure").textContent = "Relevance";
@@ -106,11 +127,20 @@ export class Panel {
     this.#showDots();
     this.#showCosts(data.calls, data.seconds);
     if (data.expected_recall !== null) this.#expect(data.expected_recall, "for this question");
+    this.#showCertificate(data.certificate);
     const n = data.hits.length;
-    const found = data.verdict === "nothing found" ? `The ${n} that came nearest` : `Best ${n} found`;
+    const nearest = data.verdict === "nothing found" && this.#line === null;
+    const found = nearest ? `The ${n} that came nearest` : this.#line === null ? `Best ${n} found` : `${this.#wanted}: ${n} found`;
     this.#find(".hits").closest(".card").querySelector("h3").textContent = n ? found : "Nothing found";
     const rounds = words.plural(this.#rounds.length, "round");
     this.say(`Done after ${rounds} and ${words.plural(data.calls, "call")}. ${words.ending(data.stopped)}`, "done");
+  }
+
+  #showCertificate(certificate) {
+    const place = this.#find(".certificate");
+    place.hidden = !certificate;
+    place.dataset.basis = certificate?.basis ?? "";
+    place.textContent = certificate?.text ?? "";
   }
 
   #showVerdict(name) {
@@ -146,7 +176,7 @@ export class Panel {
     // An average of whole searches says nothing of one that is not at its end.
     if (!expected && this.#find(".expected").textContent !== "–") return;
     if (expected && this.ended) this.#expect(expected.recall, "on average");
-    else this.#find(".expected-note").textContent = !this.ended ? "told at the end" : measuring ? "being measured" : "not measured for this budget";
+    else this.#find(".expected-note").textContent = !this.ended ? "known at the end" : measuring ? "being measured" : "not measured for this budget";
   }
 
   /** Mark the hits that the other method did not find. */
@@ -156,15 +186,15 @@ export class Panel {
 
   #expect(share, of) {
     this.#find(".expected").textContent = `≈ ${words.percent(share)}`;
-    this.#find(".expected-note").textContent = `of the scorer’s true top ${this.#k}, ${of}`;
+    this.#find(".expected-note").textContent = this.#line === null ? `of the scorer’s true top ${this.#k}, ${of}` : `of all above the line, by the model`;
   }
 
   #explainScatter() {
     const first = this.#start.settings?.first;
     if (!words.predicts(this.#method)) {
-      return `Each dot is an item the scorer was asked about: up its exact score, across its place in the first stage’s list${first ? ` (${first})` : ""}. This method predicts nothing. Ringed: the best ${this.#k}.`;
+      return `Each dot is an item the scorer was asked about: up its exact score, across its place in the first stage’s list${first ? ` (${first})` : ""}. This method predicts nothing. Ringed: ${this.#ringed}.`;
     }
-    return `Each dot is an item the scorer was asked about: up its exact score, across the score predicted for it beforehand. On the dashed line both are equal. In the strip: round 1, picked ${first ? `by ${first}` : "at random"} when nothing could be predicted yet. Ringed: the best ${this.#k}.`;
+    return `Each dot is an item the scorer was asked about: up its exact score, across the score predicted for it beforehand. On the dashed line both are equal. In the strip: round 1, picked ${first ? `by ${first}` : "at random"} when nothing could be predicted yet. Ringed: ${this.#ringed}.`;
   }
 
   #showHits(hits) {
@@ -205,7 +235,7 @@ export class Panel {
     if (!items.length) return;
     this.#chart.show(scatter({ items, predicting: words.predicts(this.#method), first: this.#start.settings?.first ?? "the first stage" }));
     this.#find(".scatter").setAttribute("aria-label", `Scatter of ${words.plural(items.length, "item")} by predicted and exact score; the table below it holds the same.`);
-    this.#find(".legend").replaceChildren(...this.#rounds.map((round) => legendEntry(round)), ringEntry(this.#k));
+    this.#find(".legend").replaceChildren(...this.#rounds.map((round) => legendEntry(round)), ringEntry(this.#ringed));
     this.#find(".scored tbody").replaceChildren(
       ...items.map((item) => cells([roundCell(item.round), item.title, words.score(item.predicted), words.score(item.exact)], [2, 3])),
     );
@@ -283,11 +313,11 @@ function legendEntry(round) {
   return entry;
 }
 
-function ringEntry(k) {
+function ringEntry(what) {
   const entry = document.createElement("span");
   const ring = document.createElement("i");
   ring.className = "ring";
-  entry.append(ring, `best ${k}`);
+  entry.append(ring, what);
   return entry;
 }
 

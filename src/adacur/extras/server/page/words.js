@@ -1,6 +1,7 @@
 // How things are named and numbers written, for people.
 
 const METHODS = {
+  find: ["All above the line", "asks until little is expected to be missing, then says what is promised"],
   gaussian: ["adacur", "this library’s search: predicts with uncertainty, asks where a top item may hide"],
   adacur: ["the paper’s ADACUR", "predicts by a CUR decomposition that grows each round"],
   anncur: ["ANNCUR", "predicts once, from one fixed batch of items"],
