@@ -5,7 +5,8 @@
 Serves an index of 600 items in a process of its own, with BM25 and a dense first stage that remembers the queries it
 has encoded, and asks it distinct questions of so many words: some together by search, and one of them by re-ranking as
 well. Prints the resident memory of that process every 5,000 questions or so, and by how much it grew with each question
-since the last row. What a server remembers of texts is bounded (`adacur.remembered`, and caches of tokens): its growth has to end.
+since the last row. What a server remembers of texts is bounded (`adacur.remembered`, and caches of tokens): its growth
+has to end.
 """
 
 from __future__ import annotations
