@@ -122,7 +122,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=given.place) as place:
             path, idle = Path(place) / "index.adacur", 0.0
             for name in PHASES:
-                command = [sys.executable, __file__, "--phase", name, str(path), str(n_items), str(n_anchors)]
+                # Without -P this folder would come first in the path, and hide modules of other packages.
+                command = [sys.executable, "-P", __file__, "--phase", name, str(path), str(n_items), str(n_anchors)]
                 told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
                 memory = told.pop("MB")
                 idle = memory if name == "import" else idle

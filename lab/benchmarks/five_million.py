@@ -37,7 +37,6 @@ from adacur.protocols import FirstStage, Ranking, ScorerCard
 from adacur.records import Item, Query
 from adacur.replay import compress
 from adacur.store.blocks import ScoreBlocks
-from adacur.store.compressed_features import read_features
 from adacur.store.database import connect, load, seal
 from adacur.store.manifest import Manifest, write_manifest
 
@@ -138,6 +137,11 @@ def write_features(path: Path, manifest: Manifest, *, domain: str) -> None:
     (folder / "features.json").write_text(json.dumps(settings))
 
 
+def features_of(path: Path) -> Any:
+    index = adacur.load(path, check=False)
+    return index.snapshot.gaussian_model().features_of(index.anchors)
+
+
 class Lookup:
     """Scores that follow from the features, and noise; knows how long it took."""
 
@@ -145,7 +149,7 @@ class Lookup:
 
     def __init__(self, path: Path) -> None:
         # Rows of its own, so that a device is not asked for them.
-        self.features = read_features(path, adacur.load(path, check=False))
+        self.features = features_of(path)
         self.seconds = np.zeros(2)
 
     def score(self, pairs: Any) -> np.ndarray:
@@ -284,7 +288,7 @@ def on_the_cpu(path: Path, *, queries: int, cold: bool) -> None:
     if cold:
         print(f"{'cold, opening included':>30} {clock[0]:>8.2f} s")
         return
-    features = read_features(path, adacur.load(path, check=False))
+    features = features_of(path)
     leading, rest = features.factors.parts
     n_items = features.factors.n_items
     round_bytes = leading.nbytes + features.means.nbytes + n_items // 16 * (rest.shape[1] + 4)
@@ -325,7 +329,7 @@ def on_a_device(path: Path, *, device: str, queries: int) -> None:
         return float(np.median(times))
 
     times, _, hits = zip(*searched(path, device=device, queries=queries), strict=True)
-    features = read_features(path, adacur.load(path, check=False)).on(device)
+    features = features_of(path).on(device)
     size = features.factors.nbytes + features.device_means.nbytes
     read = torch.empty(size // 4, dtype=torch.float32, device=device)
     # A copy reads and writes as much; reading alone is half of it.

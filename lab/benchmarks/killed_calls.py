@@ -221,7 +221,9 @@ def state(path: Path) -> dict[str, Any]:
     files = {
         re.sub(r"parts/[0-9a-f]{16}/", "parts/*/", file.relative_to(path).as_posix())
         for file in path.rglob("*")
-        if file.is_file() and ("/versions/" not in str(file) or file.is_relative_to(folder.home / "first"))
+        if file.is_file()
+        and file.suffix != ".lock"
+        and ("/versions/" not in str(file) or file.is_relative_to(folder.home))
     }
     told: dict[str, Any] = {
         "items": folder.items.at(range(len(folder.items))),
@@ -230,6 +232,7 @@ def state(path: Path) -> dict[str, Any]:
         "manifest": manifest,
         "parts": len(parts),
         "files": sorted(files),
+        "model": {file.name: file.read_bytes() for file in (folder.home / "model").glob("*")},
         "verify": [str(problem) for problem in adacur.store.verify(path).problems],
     }
     stages = folder.first_names()

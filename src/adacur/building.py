@@ -16,20 +16,22 @@ from adacur.data import ItemFile, Passages, as_items, pseudo_queries
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.money import Price
 from adacur.names import ITEMS_IN, is_store_url, named
-from adacur.protocols import FirstStage, Items
+from adacur.protocols import FirstStage
 from adacur.records import Item, Query, as_queries
 from adacur.replay.means import FEWEST_QUERIES
 from adacur.replay.tuning_verdict import verdict
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search import AnchorIndex, index_stages
+from adacur.search.at_rest import store_at_rest
 from adacur.search.finish import check_fuse
 from adacur.search.opening import open_folder
-from adacur.store import Estimate, On, Origin, ScoringBar, build_scores, build_status, estimate, is_finished
+from adacur.search.snapshot import Snapshot
+from adacur.store import Estimate, On, Origin, Progress, build_scores, build_status, estimate, is_finished
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.blocks import check_dtype
-from adacur.store.folder import pairs_done
+from adacur.store.folder import IndexFolder, pairs_done
 from adacur.store.workers import check_workers
-from adacur.store.writing import folder_at
+from adacur.store.writing import folder_at, locked
 
 _log = logging.getLogger("adacur.build")
 
@@ -106,7 +108,7 @@ def build(
 ) -> AnchorIndex | Estimate:
     """Score every item against every anchor query, keep the scores in a folder, and open it.
 
-    Costs items × anchor queries scorer calls, and up to half a percent more to choose the size of a block; the cost is
+    Costs items × anchor queries scorer calls; the cost is
     logged first (INFO, "adacur.build"). A build that was interrupted continues where it stopped when called again; a
     finished one is opened. A scorer without weights to compare, such as a function, is then recognised by 8 or 32
     calls.
@@ -123,7 +125,7 @@ def build(
     - executor: None for this process, or `Ray(…)`: on a cluster, or on several cores or GPUs of this machine.
     - seed: for pseudo-queries, random draws and tuning.
     - dtype: "float32" or "float16".
-    - block_items: items between two save points; default: about 20 s of work.
+    - block_items: items between two save points; by default there are at most 512 of these.
     - tune: end with a quick tuning for the best 10 within 100 calls, unless the index has a tuning, or more than 100
       million scores, which it would have to hold in memory.
     - progress: show bars.
@@ -161,11 +163,13 @@ def build(
     has_fields = isinstance(source, ItemFile) or text_fields or passages is not None
     origin = Origin(id_field, text_fields, passages) if has_fields else None
 
-    def complete(home: Path, kept: Items) -> dict[str, Any]:
-        names = index_stages.write_first_stages(stages, items=kept, home=home, encoder=dual, progress=progress)
-        return {"first": names, "fuse": None if fuse is None else float(fuse)}
+    def complete(version: IndexFolder) -> dict[str, Any]:
+        options = {"encoder": dual, "progress": progress}
+        index_stages.write_first_stages(stages, items=version.items, home=version.home, **options)
+        opened = index_stages.open_first_stages(version.home, encoder=dual)
+        return {"first": store_at_rest(Snapshot(version, first=opened)), "fuse": None if fuse is None else float(fuse)}
 
-    with ScoringBar(progress) as report:
+    with Progress(progress) as report:
         folder = build_scores(
             records,
             queries or None,
@@ -183,7 +187,9 @@ def build(
             _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).summary())
     if was_finished:
         folder = index_stages.add_first_stages(stages, folder, encoder=dual, progress=progress, fuse=fuse)
-    how: dict[str, Any] = {"check": was_finished, "built": not was_finished, "drift": report.last.drift}
+        with locked(folder.home):
+            store_at_rest(Snapshot(folder, first=index_stages.open_first_stages(folder.home, encoder=dual)))
+    how: dict[str, Any] = {"check": was_finished, "built": not was_finished, "drift": report.drift}
     index = open_folder(folder, scorer=opened, encoder=dual, **how)
     # A build that was killed after its last score is finished, and yet to be tuned.
     if tune and not index.tunings:

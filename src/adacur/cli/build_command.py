@@ -48,7 +48,7 @@ def build(
     max_item_tokens: opt.MaxItemTokens = None,
     first: Annotated[str, Option(help="First stages: bm25, dense, or both: bm25,dense.")] = "bm25",
     encoder: Annotated[str, Option(help="Encoder of the dense first stage.")] = opt.DEFAULT_ENCODER,
-    block_items: Annotated[int | None, Option(min=1, help="Items per save point; default: about 20 s of work.")] = None,
+    block_items: Annotated[int | None, Option(min=1, help="Items per save point; default: 512 points.")] = None,
     cache: opt.CacheFile = None,
     workers: opt.Workers = None,
     ray: opt.RayAddress = None,

@@ -167,10 +167,7 @@ def _edit(
             raise KeyboardInterrupt(f"{path} is unchanged. {KEPT}") from None
     change = edit.change
     items, anchors = counted(change.items, "item", "items"), counted(change.anchors, "anchor query", "anchor queries")
-    calls = (
-        f"{change.calls:,} scorer calls for new scores, {change.recognising:,} to recognise the scorer, "
-        f"{change.timing:,} to time it."
-    )
+    calls = f"{change.calls:,} scorer calls for new scores, {change.recognising:,} to recognise the scorer."
     tunings = [f"adacur tune {quote(path)} -k {k} --budget {budget}" for k, budget in change.tuned_for]
     again = {"compressed features": [f"adacur index compress {quote(path)}"], "tunings": tunings}
     lost = [

@@ -79,8 +79,9 @@ def _verify(index: str, *, as_json: bool) -> None:
 
 def _facts(folder: IndexFolder) -> dict[str, Any]:
     from adacur.search.tuned import read_tunings
-    from adacur.store import COMPRESSED
+    from adacur.store import MODEL
     from adacur.store.manifest import FORMAT
+    from adacur.store.model_file import is_compressed
 
     manifest = folder.manifest
     return {
@@ -91,7 +92,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "dtype": manifest.dtype,
         "version": folder.version,
         "parts": max(1, len(folder.parts)),
-        "blocks": folder.n_blocks,
+        "blocks": sum(part.manifest.n_blocks for part in folder.parts),
         "first": folder.first_names(),
         "exact_scores": folder.n_exact,
         "scorer": manifest.scorer,
@@ -100,7 +101,7 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
         "format": FORMAT,
         "packages": dict(manifest.packages),
         "bytes": _size(folder.path),
-        "compressed_bytes": _size(folder.home / COMPRESSED) or None,
+        "compressed_bytes": _size(folder.home / MODEL) if is_compressed(folder.home) else None,
         "probes": [probe.score for probe in manifest.probes],
         "anchor_examples": [query.text for query in folder.anchor_queries[:3]],
         "tuned": read_tunings(folder.home, anchor_queries=folder.anchor_queries),

@@ -7,6 +7,7 @@ embedding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,14 +15,16 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.on_device import moved
 from adacur.model.rows import (
     ROWS_PER_BLOCK,
+    Allocate,
     ItemFactors,
     PackedRows,
     RowSource,
+    in_memory,
 )
 from adacur.model.scale import ScoreScale
 from adacur.protocols import AnchorScores, BlockedScores
@@ -45,8 +48,8 @@ class Features:
     prediction has two more: the item's mean, and 1, whose weight is the level of all items.
     `precisions` is the diagonal of (K + ρ I)⁻¹, with K the kernel of the `anchor_vectors`; zeros without vectors.
     `variance` and `embedding_variance` are means over the items. `device_means` are the means where predictions are
-    made on a device; `keys` are the items' random keys where they are stored with the features. `trust` is the share of
-    the means' variance about their `centre` that is more than chance: over few anchor queries they are mostly noise.
+    made on a device. `trust` is the share of the means' variance about their `centre` that is more than chance: over
+    few anchor queries they are mostly noise.
     """
 
     anchors: tuple[str, ...]
@@ -60,7 +63,6 @@ class Features:
     device_means: Any = None
     # What was recorded of choices over these features; see extras/kernels/graph_top_n.py.
     recorded: Any = None
-    keys: KeyArray | None = None
     trust: float = field(init=False)
     centre: float = field(init=False)
     known_sums: dict[float, FloatArray] = field(init=False, repr=False, default_factory=dict)
@@ -134,10 +136,9 @@ class Features:
 
 
 class Extraction:
-    """Makes the features of an index: in memory, or a block at a time.
+    """Makes the features of an index, a block of items at a time.
 
     `item_vectors` are the items' embeddings, `embed_queries` the encoder of the anchor queries; either may be missing.
-    With `whole` the matrix of anchor scores is read at once, else its blocks.
     """
 
     def __init__(
@@ -149,18 +150,16 @@ class Extraction:
         query_noise: float,
         rescale: bool,
         centre: bool,
-        whole: bool,
     ) -> None:
         self._anchors = anchors
         self._centre = centre
         self.query_noise = query_noise
         self._item_vectors = item_vectors
-        self._matrix = anchors.matrix if whole else None
         self.n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         self._scale = ScoreScale.plain()
         if rescale and n_anchors:
             sample = ScoreScale.sample(anchors.items.keys, n_anchors=n_anchors)
-            self._scale = ScoreScale.of(anchors.matrix[sample] if whole else rows_at(anchors, sample))
+            self._scale = ScoreScale.of(rows_at(anchors, sample))
         self._embedding_mean: FloatArray = np.empty(0)
         self.embedding_variance = 0.0
         if item_vectors is not None:
@@ -180,13 +179,16 @@ class Extraction:
             self.precisions = np.diag(inverse).copy()
             self._residual_weights = inverse / self.precisions[:, None]
 
-    def features(self) -> Features:
-        """Features in memory, in the precision of the scores."""
-        assert self._matrix is not None
-        matrix, vectors = self._matrix, self._item_vectors
-        means, residuals = np.zeros(len(matrix), dtype=matrix.dtype), np.empty_like(matrix)
+    def features(self, allocate: Allocate = in_memory) -> Features:
+        """Features in the precision of the scores; means and residuals in the arrays "means" and "part0"."""
+        vectors, n_anchors = self._item_vectors, len(self.precisions)
+        blocks = self._residual_blocks()
+        # Without anchor queries there is no block.
+        first = next(blocks, (np.zeros(self.n_items), np.empty((self.n_items, 0), dtype=np.float32)))
+        means = allocate("means", (self.n_items,), first[1].dtype.name)
+        residuals = allocate("part0", (self.n_items, n_anchors), first[1].dtype.name)
         squares, start = 0.0, 0
-        for block_means, block in self._residual_blocks():
+        for block_means, block in itertools.chain([first], blocks):
             rows = slice(start, start + len(block))
             means[rows], residuals[rows] = block_means, block
             squares += float(np.square(block, dtype=np.float64).sum())
@@ -194,7 +196,7 @@ class Extraction:
         parts = [PackedRows(residuals)]
         if vectors is not None:
             # Embeddings that are in memory are shared, not copied.
-            held = vectors if isinstance(vectors, PackedRows) else PackedRows(vectors.rows(np.arange(len(matrix))))
+            held = vectors if isinstance(vectors, PackedRows) else PackedRows(vectors.rows(np.arange(self.n_items)))
             parts.append(held)
         centre = np.concatenate([np.zeros(len(self.precisions)), self._embedding_mean])
         return self.made(means, ItemFactors(parts, centre), squares=squares)
@@ -215,14 +217,13 @@ class Extraction:
 
     def _residual_blocks(self) -> Iterator[tuple[FloatArray, FloatArray]]:
         """Prior means and residuals of the items, a block at a time."""
-        for stored in _score_blocks(self._anchors) if self._matrix is None else [self._matrix]:
+        for stored in _score_blocks(self._anchors):
             weights = None if self._residual_weights is None else self._residual_weights.T.astype(stored.dtype)
-            for start in range(0, len(stored), ROWS_PER_BLOCK):
-                block = self._scale.rarity(stored[start : start + ROWS_PER_BLOCK])
-                means = block.mean(axis=1) if self._centre and len(self.precisions) else np.zeros(len(block))
-                block -= means[:, None]
-                residuals = block.astype(stored.dtype)
-                yield means, residuals if weights is None else residuals @ weights
+            block = self._scale.rarity(stored)
+            means = block.mean(axis=1) if self._centre and len(self.precisions) else np.zeros(len(block))
+            block -= means[:, None]
+            residuals = block.astype(stored.dtype)
+            yield means, residuals if weights is None else residuals @ weights
 
     def feature_blocks(self) -> Iterator[tuple[FloatArray, FloatArray, FloatArray]]:
         """Prior means, residuals and all features (float64) of the items, a block at a time."""
@@ -238,6 +239,8 @@ class Extraction:
 
 def rows_at(anchors: AnchorScores, positions: IntArray) -> FloatArray:
     """Anchor scores of the items at these positions, which must be ascending; read in blocks where they can be."""
+    if not isinstance(anchors, BlockedScores):
+        return np.asarray(anchors.matrix[positions])
     parts, start = [], 0
     for block in _score_blocks(anchors):
         low, high = np.searchsorted(positions, [start, start + len(block)])
@@ -279,9 +282,19 @@ def checked_embeddings(embeddings: FloatArray) -> FloatArray:
 
 
 def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
-    if not isinstance(anchors, BlockedScores):
-        return iter([anchors.matrix])
-    return (block.astype(np.promote_types(block.dtype, np.float32), copy=False) for _, block in anchors.blocks())
+    """The scores of so many items at a time, in whatever blocks they are stored: products round by their shape."""
+    stored = (block for _, block in anchors.blocks()) if isinstance(anchors, BlockedScores) else iter([anchors.matrix])
+    parts: list[FloatArray] = []
+    for block in stored:
+        wide = block.astype(np.promote_types(block.dtype, np.float32), copy=False)
+        while len(wide):
+            parts.append(wide[: ROWS_PER_BLOCK - sum(map(len, parts))])
+            wide = wide[len(parts[-1]) :]
+            if sum(map(len, parts)) == ROWS_PER_BLOCK:
+                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+                parts = []
+    if parts:
+        yield np.concatenate(parts)
 
 
 def _moments(rows: RowSource) -> tuple[FloatArray, float]:

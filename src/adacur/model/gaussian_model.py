@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.approximation import Posterior
 from adacur.model.compressed import compressed
@@ -47,7 +47,7 @@ from adacur.model.posterior import Prior
 from adacur.model.rank_slopes import RISE, RankSlopes
 from adacur.model.rows import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.names import RECORDED_CHOICES, named
-from adacur.protocols import AnchorScores
+from adacur.protocols import AnchorScores, BlockedScores
 from adacur.records import Query
 from adacur.requirements import require
 
@@ -71,7 +71,7 @@ class _Extracted:
     """Cached features of the index searched last, shared by models that differ only in their settings."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    anchors: AnchorScores | None = None
+    scores: object = None
     features: Features | None = None
 
 
@@ -125,8 +125,6 @@ class GaussianModel:
         self.centre = centre
         self.device = device
         self._given = None if features is None else _placed(features, device)
-        # The items' random keys, where they are stored with the given features.
-        self.keys: KeyArray | None = None if features is None else features.keys
         self._extracted = _Extracted()
         self._together = False
 
@@ -237,7 +235,7 @@ class GaussianModel:
             raise InputError(f"rank must be at least 1; got {rank}.")
         if not anchors.anchor_queries:
             raise InputError("An index without anchor queries has no scores to compress. Add some first.")
-        extraction = self._extraction(anchors, whole=False)
+        extraction = self.extraction(anchors)
         share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
         return compressed(extraction, rank=rank, storage=storage, embedding_share=share, allocate=allocate)
 
@@ -245,17 +243,16 @@ class GaussianModel:
         """The features of this index: as given, or extracted once."""
         if self._given is not None and self._given.belong_to(anchors):
             return self._given
-        last = self._extracted
+        last, scores = self._extracted, anchors if isinstance(anchors, BlockedScores) else anchors.matrix
         # Many threads may begin at once, and each set of features is a second copy of the index.
         with last.lock:
-            known = last.anchors
-            if last.features is None or known is None or (known is not anchors and known.matrix is not anchors.matrix):
-                features = self._extraction(anchors, whole=True).features()
-                last.features = _placed(features, self.device)
-                last.anchors = anchors
+            if last.features is None or last.scores is not scores:
+                features = self.extraction(anchors).features()
+                last.features, last.scores = _placed(features, self.device), scores
             return last.features
 
-    def _extraction(self, anchors: AnchorScores, *, whole: bool) -> Extraction:
+    def extraction(self, anchors: AnchorScores) -> Extraction:
+        """What makes the features of this index."""
         return Extraction(
             anchors,
             item_vectors=self._item_vectors,
@@ -263,7 +260,6 @@ class GaussianModel:
             query_noise=self.query_noise,
             rescale=self.rescale,
             centre=self.centre,
-            whole=whole,
         )
 
     def _priors(

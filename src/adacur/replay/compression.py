@@ -22,12 +22,13 @@ from adacur.replay.means import mean_of
 from adacur.replay.searches import Searches, Way
 from adacur.results import Hits
 from adacur.search import AnchorIndex
+from adacur.search.at_rest import slopes_of_stages, store_at_rest
 from adacur.search.editing import writable_home
 from adacur.search.index_stages import learned_slopes
 from adacur.search.tuned import default_settings
 from adacur.seeds import stream_key, uniform
-from adacur.store import AnchorTable, locked
-from adacur.store.compressed_features import drop_features, store_features
+from adacur.store import AnchorTable, IndexFolder, locked
+from adacur.store.model_file import drop_model, is_compressed, store_model
 from adacur.store.writing import full_disk_reported
 
 _FEWEST_ANCHORS = 20
@@ -40,7 +41,7 @@ _SCORES_TO_MEASURE_BY = 25_000_000
 class Compression:
     """What compressing an index changed.
 
-    `bytes_before` and `bytes_after` are what searches hold or map of anchor scores and features. The recalls are means
+    `bytes_before` and `bytes_after` are what searches hold or map of features. The recalls are means
     over `queries` held-out anchor queries, among `items` of the items; `lost` is their difference, with a 95 %
     interval.
     """
@@ -121,9 +122,9 @@ def compress(
         lost = mean_of(before - after)
 
         def report(made: Features) -> dict[str, Any]:
-            # Scores, as much again for the residuals, vectors in float32, and means.
+            # Residuals as wide as the scores, vectors in float32, and means.
             width, wide = len(anchors.anchor_queries), made.means.itemsize
-            per_item = 2 * width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
+            per_item = width * wide + (0 if vectors is None else vectors.shape[1] * 4) + wide
             return {
                 "rank": min(rank, width),
                 "storage": storage,
@@ -141,10 +142,11 @@ def compress(
             }
 
         model = GaussianModel(embeddings=vectors, embed_queries=embed_queries)
-        compression = store_features(
-            home,
+        assert isinstance(anchors, IndexFolder)
+        compression = store_model(
+            anchors,
             lambda allocate: model.compressed(anchors, rank=rank, storage=storage, allocate=allocate),
-            keys=anchors.items.keys,
+            slopes=lambda made: slopes_of_stages(index.snapshot, made),
             report=report,
         )
     index.snapshot.reread()
@@ -152,10 +154,16 @@ def compress(
 
 
 def decompress(index: AnchorIndex) -> bool:
-    """Remove what `compress` stored; False where there was nothing."""
-    dropped = drop_features(writable_home(index))
+    """Put the whole model in the place of what `compress` stored; False where there was nothing."""
+    home = writable_home(index)
+    with locked(home), full_disk_reported(home, lambda: "the index can be searched", what="command"):
+        if not is_compressed(home):
+            return False
+        drop_model(home)
+        index.snapshot.reread()
+        store_at_rest(index.snapshot)
     index.snapshot.reread()
-    return dropped
+    return True
 
 
 def _sample(keys: KeyArray, *, n_anchors: int, seed: int) -> IntArray:

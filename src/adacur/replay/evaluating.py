@@ -33,7 +33,7 @@ from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex
 from adacur.search.methods import METHODS, options_of
 from adacur.store import AnchorTable, Estimate, build_scores, check_scorer, estimate, is_finished
-from adacur.store.progress import ScoringBar
+from adacur.store.progress import Progress
 from adacur.store.writing import made_whole
 
 DEFAULT_METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
@@ -269,7 +269,7 @@ def _scored(material: Material, queries: Sequence[Query], *, scorer: Scorer, pat
     target.parent.mkdir(parents=True, exist_ok=True)
     was_finished = is_finished(target)
     try:
-        with ScoringBar(progress and not was_finished) as show:
+        with Progress(progress and not was_finished) as show:
             folder = build_scores(material.items, queries, scorer=scorer, path=target, progress=show)
         if was_finished:
             check_scorer(folder, scorer)

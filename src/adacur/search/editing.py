@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from adacur.arrays import BoolArray
 from adacur.data import ItemFile, Passages
 from adacur.errors import AdacurError, IndexLocked, InputError
-from adacur.protocols import FirstStage, Items, Scorer
+from adacur.protocols import FirstStage, Scorer
 from adacur.records import Item, Query, as_queries, check_item
+from adacur.search.at_rest import store_at_rest
 from adacur.search.index_stages import update_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.search.tuned import TUNED, read_tunings
 from adacur.store import IndexFolder, On, Origin, Update, check_scorer, prune, updating
-from adacur.store.compressed_features import is_compressed
+from adacur.store.model_file import is_compressed
 from adacur.store.updates import repeatable
 from adacur.store.workers import check_workers
 
@@ -33,9 +34,8 @@ _log = logging.getLogger("adacur.change")
 class Change:
     """The result of an edit: the new `version`, its items and anchor queries, and the scorer `calls` for new scores.
 
-    Further calls went into `recognising` the scorer and `timing` it to choose the size of a block. `lost` names what
-    the old version had and must be made again: "compressed features", "tunings"; the latter were for the pairs of k
-    and budget in `tuned_for`.
+    Further calls went into `recognising` the scorer. `lost` names what the old version had and must be made again:
+    "compressed features", "tunings"; the latter were for the pairs of k and budget in `tuned_for`.
     """
 
     version: int
@@ -43,7 +43,6 @@ class Change:
     anchors: int
     calls: int
     recognising: int = 0
-    timing: int = 0
     lost: tuple[str, ...] = ()
     tuned_for: tuple[tuple[int, int], ...] = ()
 
@@ -189,11 +188,14 @@ class Edit:
             self._change = Change(old.version, len(old.items), len(old.anchor_queries), calls=0)
             return None
 
-        def write(home: Path, items: Items, new: Collection[str]) -> Sequence[str]:
-            stages = _stages(self._index, old)
-            return update_first_stages(stages, home=home, items=items, new=new, progress=self._progress)
+        def complete(version: IndexFolder, new: Collection[str] | None) -> Iterable[str]:
+            if new is not None:
+                stages = _stages(self._index, old)
+                update_first_stages(stages, version, new=new, progress=self._progress)
+            assert self._index.reopen is not None
+            return store_at_rest(Snapshot(version, first=self._index.reopen.first(version)))
 
-        folder = update.switch(write)
+        folder = update.switch(complete)
         lost = {
             "compressed features": is_compressed(old.home) and not is_compressed(folder.home),
             "tunings": (old.home / TUNED).exists() and not (folder.home / TUNED).exists(),
@@ -204,7 +206,6 @@ class Edit:
             len(folder.anchor_queries),
             calls=update.calls,
             recognising=update.recognising,
-            timing=update.timing,
             lost=tuple(what for what, is_lost in lost.items() if is_lost),
             tuned_for=_tuned_for(old) if lost["tunings"] else (),
         )

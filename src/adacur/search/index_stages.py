@@ -126,9 +126,10 @@ def add_first_stages(
 
 
 def update_first_stages(
-    stages: Mapping[str, FirstStage], *, home: Path, items: Items, new: Collection[str], progress: bool
-) -> list[str]:
-    """Write the first stages of a new version, given those of the last one and the new ids; returns their names."""
+    stages: Mapping[str, FirstStage], version: IndexFolder, *, new: Collection[str], progress: bool
+) -> None:
+    """Write the first stages of a new version, given those of the last one and the new ids."""
+    home, items = version.home, version.items
     added = np.flatnonzero([id_ in new for id_ in items.ids])
     for name, stage in stages.items():
         folder = home / "first" / name
@@ -144,7 +145,6 @@ def update_first_stages(
             progress=progress and bool(len(added)),
         ).save(folder)
         write_checksums(folder)
-    return list(stages)
 
 
 def open_first_stages(
@@ -183,9 +183,7 @@ def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -
         )
         return assumed
     features = model.features_of(anchors)
-    # Keys stored with the features save reading all ids.
-    keys = anchors.items.keys if model.keys is None else model.keys
-    return RankSlopes.fitted(features, columns, lists, keys=keys, ridge=model.query_noise)
+    return RankSlopes.fitted(features, columns, lists, keys=anchors.items.keys, ridge=model.query_noise)
 
 
 class _ItemsAt:

@@ -158,7 +158,7 @@ class Gaussian(_Checked):
             model=Model(source.anchors, adjusted, self.keep_predictions),
             acquisition=TopK(),
             sizes=partial(in_rounds, rounds=settings.rounds, first_batch=settings.first_batch),
-            candidates=replace(base.candidates, first_weight=weight, keys=model.keys),
+            candidates=replace(base.candidates, first_weight=weight),
             seed=self.seed,
             notes={**base.notes, "tuned_for": (tuning.k, tuning.budget) if tuning else None},
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from adacur.arrays import BoolArray, IntArray, KeyArray
+from adacur.arrays import BoolArray, IntArray
 from adacur.first_stages import Placed
 from adacur.model.rank_slopes import RANKS_THAT_COUNT
 from adacur.protocols import Ranking
@@ -32,23 +32,17 @@ class InMemory:
 
     - `start`: whether only the first stage's best N may be scored, its pool;
     - `filter`: only items that pass it;
-    - `first_weight`: how much the first stage raises predictions;
-    - `keys`: the items' random keys, where they are stored and need not be made from the ids.
+    - `first_weight`: how much the first stage raises predictions.
     """
 
     start: First
     filter: Filter | None = None
     first_weight: float = 0.0
-    keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
         """Ready for searches of this plan."""
         self.start.check(plan, k)
         return OpenMemory(self, plan, k)
-
-    def keys_of(self, plan: Plan) -> KeyArray:
-        """The random keys of a plan's items."""
-        return plan.items.keys if self.keys is None else self.keys
 
     def settings(self) -> Mapping[str, Any]:
         return {
@@ -63,7 +57,7 @@ def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list
     """The candidates of several queries, given what the first stage found; only the `allowed` may be scored."""
     place = plan.candidates
     assert isinstance(place, InMemory)
-    keys, weight = place.keys_of(plan), place.first_weight
+    keys, weight = plan.items.keys, place.first_weight
     return [CandidatesInMemory(allowed.copy(), keys, some, weight) for some in found]
 
 
@@ -101,7 +95,7 @@ class OpenMemory:
                 listed=listed,
                 allowed=self._allowed,
                 n_allowed=self._n_allowed,
-                keys=place.keys_of(plan),
+                keys=plan.items.keys,
                 first_weight=place.first_weight,
                 approximation=approximation,
             )

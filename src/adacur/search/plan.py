@@ -180,6 +180,7 @@ class Plan:
             **(self.stop.settings() if self.stop else {}),
             **{name: value for step in self.finish for name, value in step.settings().items()},
             **self.notes,
+            **({"audit": self.audit} if self.audit else {}),
             "seed": self.seed,
             "scorer": self.scorer.card.name,
         }

@@ -18,8 +18,10 @@ from adacur.data import cache_folder, fetch, pseudo_queries, wikivital
 from adacur.errors import DamagedIndex
 from adacur.first_stages import Dense, bge_small
 from adacur.protocols import ScorerCard
-from adacur.search.index_stages import add_first_stages
-from adacur.store import AnchorTable, IndexFolder, save_table
+from adacur.search.at_rest import store_at_rest
+from adacur.search.index_stages import add_first_stages, open_first_stages
+from adacur.search.snapshot import Snapshot
+from adacur.store import AnchorTable, IndexFolder, locked, save_table
 from adacur.store.database import digest_texts
 from adacur.store.manifest import FORMAT
 
@@ -44,7 +46,10 @@ def wikivital_folder() -> Path:
         save_table(table, target, card=ScorerCard(**about["scorer"]))
     folder = IndexFolder.open(target)
     if len(folder.manifest.first) < 2:
-        add_first_stages({"bm25": "bm25", "dense": _dense(folder.items.ids, numbers)}, folder)
+        stages = {"bm25": "bm25", "dense": _dense(folder.items.ids, numbers)}
+        folder = add_first_stages(stages, folder)
+        with locked(folder.home):
+            store_at_rest(Snapshot(folder, first=open_first_stages(folder.home)))
     return target
 
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from adacur.arrays import BoolArray, IntArray
+from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.budget import USUAL_CALLS
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR
-from adacur.model import EmbeddingRegression, GaussianModel
+from adacur.model import EmbeddingRegression, GaussianModel, PackedRows
 from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
 from adacur.records import ItemList, document_numbers
+from adacur.search.at_rest import store_at_rest
 from adacur.search.filters import Filter
 from adacur.search.finish import Documents
 from adacur.search.index_stages import add_first_stages, learned_slopes
@@ -30,7 +31,7 @@ from adacur.search.relevance import Relevance, read_relevance
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
 from adacur.spelling import did_you_mean
 from adacur.store import Drift, IndexFolder, save_table
-from adacur.store.compressed_features import is_compressed, read_features
+from adacur.store.model_file import StoredModel, is_compressed, read_model
 
 _Value = TypeVar("_Value")
 # Words and meaning together are the better start at every budget tried (docs/design/ranks.md); then a dual encoder,
@@ -115,12 +116,9 @@ class Snapshot:
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
         )
 
-    def place(self, start: First, filter: Filter | None) -> Any:  # noqa: A002
-        """Where the items of a search are."""
-        return InMemory(start, filter)
-
-    def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what cannot be done where the items are: in memory, nothing is refused."""
+    def place(self, method: Method, start: First, filter_: Filter | None) -> Any:
+        """Where the items of a search are; refuses what cannot be done there, which in memory is nothing."""
+        return InMemory(start, filter_)
 
     @property
     def named_stages(self) -> tuple[str, ...]:
@@ -216,12 +214,23 @@ class Snapshot:
 
     @_cached
     def gaussian_model(self) -> GaussianModel:
-        """The Gaussian of the anchor scores and item vectors: from compressed features where there are any."""
-        if not self.is_compressed or self.home is None:
+        """The Gaussian of the anchor scores and item vectors, as it is stored; else made of them."""
+        stored, vectors = self._stored_model(), self.item_vectors()
+        if stored is None or not self.is_compressed:
             return self.uncompressed_model(device=self._device)
-        vectors, features = self.item_vectors(), read_features(self.home, self.anchors)
         embed_queries = vectors.embed_queries if vectors else None
-        return GaussianModel(embed_queries=embed_queries, features=features, device=self._device)
+        return GaussianModel(embed_queries=embed_queries, features=stored.features, device=self._device)
+
+    @_cached
+    def _stored_model(self) -> StoredModel | None:
+        return read_model(self.anchors, self._all_vectors) if isinstance(self.anchors, IndexFolder) else None
+
+    @_cached
+    def _all_vectors(self) -> FloatArray:
+        """All item vectors in memory, for several models."""
+        vectors = self.item_vectors()
+        assert vectors is not None
+        return vectors.all_rows()
 
     def rank_slopes(self, first: Any) -> RankSlopes | None:
         """How scores depend on the ranks of this first stage, learned from anchor queries; None without either."""
@@ -238,6 +247,11 @@ class Snapshot:
             return slopes
 
     def _known_slopes(self, first: Placed) -> RankSlopes | None:
+        own = self._joined.get(first.name, self._first.get(first.name))
+        stored = self._stored_model() if getattr(own, "source", None) is first.source else None
+        slopes = stored.slopes.get(first.name) if stored else None
+        if slopes is not None and len(slopes.means) == first.n_stages:
+            return slopes
         # Slopes of a stage that cannot be a weak key are learned anew for each search.
         with suppress(TypeError):
             return self._slopes.get(first.source)
@@ -245,10 +259,13 @@ class Snapshot:
 
     def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
         """A Gaussian of the anchor scores themselves, compressed features or not."""
-        vectors = self.item_vectors()
-        if vectors is None:
-            return GaussianModel(device=device)
-        return GaussianModel(embeddings=vectors.all_rows(), embed_queries=vectors.embed_queries, device=device)
+        vectors, stored = self.item_vectors(), None if self.is_compressed else self._stored_model()
+        return GaussianModel(
+            embeddings=PackedRows(self._all_vectors()) if vectors else None,
+            embed_queries=vectors.embed_queries if vectors else None,
+            features=stored.features if stored else None,
+            device=device,
+        )
 
     @_cached
     def embedding_regression(self) -> EmbeddingRegression:
@@ -260,10 +277,7 @@ class Snapshot:
                 f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
                 "encoder, or pass approximator=EmbeddingRegression(…)."
             )
-        # Both models share one copy; compressed features hold none.
-        shared = None if self.is_compressed else self.gaussian_model().embeddings
-        embeddings = vectors.all_rows() if shared is None else shared
-        return EmbeddingRegression(embeddings, embed_queries=vectors.embed_queries)
+        return EmbeddingRegression(self._all_vectors(), embed_queries=vectors.embed_queries)
 
     def usual_fuse(self, card: ScorerCard | None, *, first: str) -> float:
         """The first stage's weight in the order where no search and no judgement names one.
@@ -387,6 +401,7 @@ class Snapshot:
         stages = {name: self.first_stage(name).stage for name in self._first}
         saved = {name: stage for name, stage in stages.items() if stage is not None and stage.name in FIRST_STAGES}
         add_first_stages(saved, folder)
+        store_at_rest(Snapshot(folder, first=saved))
 
     def reread(self) -> None:
         """Drop all caches, because the folder has been written to."""

@@ -2,8 +2,8 @@
 
 Where to change what: `build_blocks` makes an index (`source` compares with what a folder holds), `scored_parts` scores
 block by block (`workers` says where, `estimate` what it costs, `progress` reports). On disk: `manifest`, `database` and
-`items` (SQLite), `blocks` (Zarr), `compressed_features`, `writing` (locks, atomic writes). `folder` opens a version,
-which `parts` puts together; `versions` keeps it while it is read; `updates` makes a new one.
+`items` (SQLite), `blocks` (Zarr), `model_file` (the model), `writing` (locks, atomic writes). `folder` opens
+a version, which `parts` puts together; `versions` keeps it while it is read; `updates` makes a new one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from adacur.store.estimate import Estimate, estimate
 from adacur.store.folder import IndexFolder, build_status, first_stage_folders, is_finished
 from adacur.store.manifest import Manifest, Origin, home_of, read_manifest, write_manifest
 from adacur.store.probes import Drift, DriftWarning, check_scorer, drift_now
-from adacur.store.progress import Progress, ScoringBar
+from adacur.store.progress import Progress
 from adacur.store.updates import Update, updating
 from adacur.store.verify import verify
-from adacur.store.versions import COMPRESSED, prune
+from adacur.store.versions import MODEL, prune
 from adacur.store.workers import On
 from adacur.store.writing import locked, write_checksums
 
 __all__ = [
-    "COMPRESSED",
+    "MODEL",
     "AnchorTable",
     "Drift",
     "DriftWarning",
@@ -32,7 +32,6 @@ __all__ = [
     "On",
     "Origin",
     "Progress",
-    "ScoringBar",
     "Update",
     "build_scores",
     "build_status",

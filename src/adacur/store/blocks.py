@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 SCORES = "scores.zarr"
 _BLOCK_BYTES = 32 * 2**20
 MOST_BLOCK_ITEMS = 8192
+_BLOCKS, _FEWEST_BLOCK_ITEMS = 512, 16
 # What zarr and its codecs raise on bytes that are not a chunk, or on metadata that is not an array's.
 _UNREADABLE = (ValueError, TypeError, LookupError, OSError, RuntimeError, ArithmeticError, AttributeError, MemoryError)
 _REMEDY = "Restore it from a copy, and keep the folder: the blocks beside it are as they were."
@@ -133,11 +133,6 @@ class ScoreBlocks:
         for left_over in (self.folder / SCORES / "c").glob("*/*.partial"):
             left_over.unlink(missing_ok=True)
 
-    @staticmethod
-    def discard(folder: Path) -> None:
-        """Remove all scores of a folder, if there are any."""
-        shutil.rmtree(folder / SCORES, ignore_errors=True)
-
     def __iter__(self) -> Iterator[tuple[int, FloatArray]]:
         """Every block with the position of its first item."""
         return ((self.manifest.block(block).start, self.read(block)) for block in range(self.manifest.n_blocks))
@@ -146,6 +141,11 @@ class ScoreBlocks:
 def largest_block(n_anchors: int, dtype: Any) -> int:
     """The most items of a block, which must fit in memory many times over."""
     return max(1, min(MOST_BLOCK_ITEMS, _BLOCK_BYTES // (max(1, n_anchors) * int(np.dtype(dtype).itemsize))))
+
+
+def usual_block(n_items: int, n_anchors: int, dtype: Any) -> int:
+    """The items of a block where none is asked for: what a kill loses is one in 512 of the work, or a few items."""
+    return min(max(_FEWEST_BLOCK_ITEMS, -(-n_items // _BLOCKS)), largest_block(n_anchors, dtype), n_items)
 
 
 def check_dtype(dtype: str) -> None:

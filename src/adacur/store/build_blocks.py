@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adacur.errors import EmptyInput, IndexMismatch, InputError
-from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
+from adacur.protocols import AnchorScores, Scorer, ScorerCard
 from adacur.records import Item, Query, as_queries
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.blocks import check_dtype
@@ -21,8 +21,8 @@ from adacur.store.estimate import MOST_LOOKED_AT
 from adacur.store.folder import BUILT, IndexFolder
 from adacur.store.items import StoredItems
 from adacur.store.manifest import PARTS, VERSIONS, Manifest, Origin, PartRecord, home_of, point_to, write_manifest
-from adacur.store.parts import Layout, write_removed_items
-from adacur.store.progress import Progress, ProgressReports
+from adacur.store.parts import Layout, read_parts, write_removed_items
+from adacur.store.progress import Progress
 from adacur.store.scored_parts import Scoring, begin_part, score_part, write_part
 from adacur.store.source import Source, begun, check_same
 from adacur.store.workers import On, check_workers, connected_to
@@ -44,7 +44,7 @@ _log = logging.getLogger("adacur.build")
 # Lets PyTerrier recognise the folder as an artifact.
 _PYTERRIER = {"type": "adacur_index", "format": "adacur", "package_hint": "adacur"}
 
-Completes = Callable[[Path, Items], Mapping[str, Any]]
+Completes = Callable[[IndexFolder], Mapping[str, Any]]
 """Adds to a version whose scores are all stored what belongs to its build; the fields of the manifest that say so."""
 
 
@@ -57,7 +57,7 @@ def build_scores(
     dtype: str = "float32",
     block_items: int | None = None,
     seed: int = 0,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Progress | None = None,
     executor: On = None,
     origin: Origin | None = None,
     completes: Completes | None = None,
@@ -68,9 +68,8 @@ def build_scores(
     is written. A continued build keeps the seed, block size and metadata it began with.
 
     - anchor_queries: None scores nothing; the folder then holds the items alone.
-    - block_items: items between two save points, by default about 20 s of work; finding that out costs up to half a
-      percent more scorer calls, or none for builds of up to 20,000 pairs.
-    - progress: called after each block, in the thread that writes them.
+    - block_items: items between two save points; by default there are at most 512 of these.
+    - progress: counts blocks as they are written.
     - executor: None for this process, or `Ray(…)`. Workers send scores back, and only this process writes to `path`.
     - origin: the fields of its file, remembered in the manifest.
     - completes: what else belongs to the build, such as first stages. Called when all is scored; then the manifest is
@@ -83,14 +82,14 @@ def build_scores(
     check_workers(executor, scorer)
     anchors = () if anchor_queries is None else distinct_anchors(as_queries(anchor_queries))
     source = Source(items, anchors, card=scorer.card, dtype=dtype, origin=origin)
-    scoring = Scoring(scorer, dtype, seed, executor, block_items, ProgressReports(progress))
+    scoring = Scoring(scorer, dtype, seed, executor, block_items, progress or Progress())
     part = folder / PARTS / BUILT
     # Before anything in a finished folder is opened.
     check_no_links(folder)
     if (manifest := begun(folder)) is not None and manifest.status == "complete":
         check_same(folder, part, manifest, source)
         return IndexFolder.open(folder)
-    with connected_to(executor), locked(folder) as created, full_disk_reported(folder, scoring.reports.summary):
+    with connected_to(executor), locked(folder) as created, full_disk_reported(folder, scoring.progress.summary):
         # Another process may have begun, or finished, before this one got the lock.
         if (manifest := begun(folder)) is None:
             manifest = _begin(folder, source, scoring, created=created)
@@ -103,9 +102,12 @@ def build_scores(
             write_atomically(folder / "pt_meta.json", json.dumps(_PYTERRIER))
             if sealed.cut:
                 _log.warning("%s", cut_in_words(sealed.cut, len(stored), scorer.card))
-            home = home_of(folder)
-            facts: dict[str, Any] = dict(completes(home, stored)) if completes else {}
-            manifest = replace(manifest, status="complete", probes=sealed.probes, cut=sealed.cut)
+            home, probes, digest = home_of(folder), sealed.probes, sealed.scores_digest
+            manifest = replace(manifest, status="complete", probes=probes, cut=sealed.cut, scores_digest=digest)
+            facts: dict[str, Any] = {}
+            if completes is not None:
+                parts = read_parts(folder, home, manifest)
+                facts |= completes(IndexFolder.of_parts(folder, *parts, manifest=manifest, home=home))
             write_manifest(home, replace(manifest, **facts))
     return IndexFolder.open(folder)
 
@@ -142,7 +144,7 @@ def _begin(folder: Path, source: Source, scoring: Scoring, *, created: bool) -> 
     part = folder / PARTS / BUILT
     try:
         part.mkdir(parents=True)
-        loaded = load(part, source.items, source.anchors, check=source.check)
+        loaded = load(part, source.items, source.anchors)
         if not loaded.n_items:
             raise EmptyInput("There are no items. Give at least one.")
     except Exception:

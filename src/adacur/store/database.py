@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adacur.as_json import as_json
 from adacur.errors import DamagedIndex, DuplicateId, IndexFolderError, IndexLocked, InputError
-from adacur.records import Item, Query, repeats
-from adacur.store.writing import is_full
+from adacur.records import Item, Query, check_item, repeats
+from adacur.seeds import item_keys
+from adacur.store.writing import is_full, sync_path
 
 DATABASE = "items.sqlite"
+# The random keys of the items, which every search needs: reading and hashing all ids takes a second for a million.
+KEYS = "keys.npy"
 # With what SQLite keeps beside it while it is written.
 DATABASE_FILES = tuple(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))
 # Errors of a place rather than of what is written there.
 _NOT_HERE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
-_DEEPEST = 100
+_DEEPEST, _KEYS_AT_ONCE = 100, 8192
 # How a rollback journal ends that belongs to several databases; adacur writes none.
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SCHEMA = (
@@ -121,8 +127,8 @@ class Loaded:
     documents: int | None
 
 
-def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check: Callable[[Item], object]) -> Loaded:
-    """Stream items and anchor queries into a new database in one transaction."""
+def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> Loaded:
+    """Stream items and anchor queries into a new database in one transaction, and write the items' keys beside it."""
     digest, metadata_digest = _fresh_digest(), _fresh_digest()
     count = 0
     latest = ""
@@ -130,7 +136,7 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check
     def rows() -> Iterator[tuple[int, str, str, str]]:
         nonlocal count, latest
         for item in items:
-            check(item)
+            check_item(item)
             latest = item.id
             digest.update(_framed(item.id, item.text))
             metadata = metadata_as_json(item)
@@ -153,6 +159,12 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query], *, check
         # Only now: in one large transaction a write-ahead log would hold a second copy of the collection.
         connection.execute("PRAGMA journal_mode = WAL")
         documents = _count_documents(connection)
+        keys = np.lib.format.open_memmap(folder / KEYS, mode="w+", dtype=np.uint64, shape=(count,))
+        ids = every_id(connection, folder)
+        for start in range(0, count, _KEYS_AT_ONCE):
+            keys[start : start + _KEYS_AT_ONCE] = item_keys(itertools.islice(ids, _KEYS_AT_ONCE))
+        keys.flush()
+    sync_path(folder / KEYS)
     anchors_digest = digest_texts((query.id, query.text) for query in anchors)
     return Loaded(count, digest.hexdigest(), metadata_digest.hexdigest(), anchors_digest, documents)
 
@@ -164,6 +176,11 @@ def _count_documents(connection: sqlite3.Connection) -> int | None:
         f"SELECT count(DISTINCT coalesce({named}, id)), count({named}) FROM items"
     ).fetchone()
     return int(documents) if n_named else None
+
+
+def digest_recorded(connection: sqlite3.Connection) -> str:
+    """A digest of all scores of a part, by those of its finished blocks."""
+    return digest_texts(connection.execute("SELECT digest, '' FROM blocks ORDER BY block"))
 
 
 def seal(connection: sqlite3.Connection) -> None:
@@ -189,6 +206,11 @@ def read_texts(
             yield id_, text
 
 
+def every_id(connection: sqlite3.Connection, folder: Path) -> Iterator[str]:
+    """The ids of the items, by position."""
+    return (id_ for id_, _ in read_texts(connection, "items", folder=folder, column="id"))
+
+
 def digest_texts(texts: Iterable[tuple[str, str]]) -> str:
     """A digest of ids and texts in their order."""
     digest = _fresh_digest()
@@ -197,7 +219,7 @@ def digest_texts(texts: Iterable[tuple[str, str]]) -> str:
     return str(digest.hexdigest())
 
 
-def digest_items(items: Iterable[Item]) -> str:
+def digest_given(items: Iterable[Item]) -> str:
     """A digest of ids, texts and metadata in their order."""
     return digest_texts(part for item in items for part in ((item.id, item.text), ("metadata", metadata_as_json(item))))
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from adacur.errors import InputError
 from adacur.records import Item
-from adacur.store.parts import Part
 
 
 def items_of_documents(items: Iterable[Item]) -> dict[str, list[str]]:
@@ -42,9 +41,3 @@ def check_all_passages(given: Iterable[Item], documents: Mapping[str, Collection
                 f"A document is replaced as a whole, and of the {len(there)} passages of {document!r} only {len(ids)} "
                 f"came, such as {ids[0]!r}. Give all of them, or the whole text under the id of the document."
             )
-
-
-def most_cut(parts: Iterable[Part]) -> int | None:
-    """How many items of these parts are longer than the scorer takes, at most; None where one part does not say."""
-    counts = [part.manifest.cut for part in parts if part.items]
-    return None if None in counts else sum(filter(None, counts))

@@ -17,7 +17,6 @@ from adacur.protocols import Items, Scorer
 from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
 from adacur.scorers.prices import count_tokens, counts_exactly, price_of, units_per_pair
-from adacur.store.blocks import largest_block
 from adacur.store.workers import On, check_workers, connected_to, workers_and_speed
 from adacur.units import duration, duration_range, megabytes, pace
 
@@ -29,10 +28,6 @@ _LARGE_ENOUGH = 1 / 8
 _LEAST_SPREAD, _FEW_TIMINGS, _SPREAD_OF_FEW = 1.15, 3, 1.5
 _SLOWER = 0.7
 _FEWEST_CALLS = 2
-_BLOCK_SECONDS = 20.0
-_FEWEST_BLOCK_ITEMS = 16
-_BLOCKS_OF_SMALL_BUILD = 16
-_BLOCKS_PER_WORKER = 8
 _COUNTED_QUERIES = 4
 MOST_LOOKED_AT, _TEXTS_AT_ONCE = 50_000, 1024
 _USUAL_QUERY = Query("usual", "what is the usual length of a question?")
@@ -196,23 +191,6 @@ def count_cut(scorer: Scorer, queries: Sequence[Query], items: Items) -> int | N
     for start in range(0, len(looked_at), _TEXTS_AT_ONCE):
         n_cut += int(np.count_nonzero(layer.cut(query, items.at(looked_at[start : start + _TEXTS_AT_ONCE]))))
     return round(n_cut * n_items / len(looked_at))
-
-
-def block_items_for(pairs_per_second: float, *, n_items: int, n_anchors: int, dtype: str, workers: int = 1) -> int:
-    """How many items make a block of some 20 s of a worker: short enough to lose, long enough to keep it busy.
-
-    `pairs_per_second` is that of all workers. Several get at least eight blocks each, so that
-    few of them wait for the last.
-    """
-    items = int(pairs_per_second / workers * _BLOCK_SECONDS / n_anchors)
-    if workers > 1:
-        items = min(items, -(-n_items // (workers * _BLOCKS_PER_WORKER)))
-    return min(max(_FEWEST_BLOCK_ITEMS, items), largest_block(n_anchors, dtype), n_items)
-
-
-def blocks_of_small_build(n_items: int) -> int:
-    """The items of a block where timing the scorer would not pay."""
-    return min(n_items, max(_FEWEST_BLOCK_ITEMS, -(-n_items // _BLOCKS_OF_SMALL_BUILD)))
 
 
 def time_scorer(

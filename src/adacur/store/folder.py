@@ -17,7 +17,7 @@ from adacur.store.blocks import ScoreBlocks
 from adacur.store.database import DATABASE, connect, read_texts, reading
 from adacur.store.items import PartItems, StoredItems
 from adacur.store.manifest import CONTINUE, MANIFEST, PARTS, Manifest, read_manifest
-from adacur.store.parts import Layout, Part, exact_anchors, exact_cells, live_blocks, n_exact_cells, read_parts
+from adacur.store.parts import Layout, Part, exact_cells, live_blocks, read_parts
 from adacur.store.versions import Reading, hold_version
 from adacur.store.writing import LOCK, folder_at
 
@@ -130,17 +130,14 @@ class IndexFolder:
 
     def exact_anchors(self) -> BoolArray:
         """For each anchor query, whether the scorer gave all its scores. Read anew each time."""
-        return exact_anchors(self.parts, n_anchors=self.manifest.n_anchors)
+        cells = self.exact_cells()
+        return np.ones(self.manifest.n_anchors, dtype=np.bool_) if cells is None else np.asarray(cells.all(axis=0))
 
     @property
     def n_exact(self) -> int:
         """How many scores the scorer gave; the others were predicted. Read anew each time."""
-        return n_exact_cells(self.parts)
-
-    @property
-    def n_blocks(self) -> int:
-        """Blocks of scores on the disk, in all parts."""
-        return sum(part.manifest.n_blocks for part in self.parts)
+        cells = self.exact_cells()
+        return self.manifest.n_items * self.manifest.n_anchors if cells is None else int(np.count_nonzero(cells))
 
     def first_names(self) -> tuple[str, ...]:
         """The first stages whose data lie in this folder, sorted."""

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,33 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import IntArray, KeyArray
-from adacur.errors import UnknownName
+from adacur.data.stored import read_array
+from adacur.errors import DamagedIndex, UnknownName
 from adacur.protocols import Items
 from adacur.records import Item
-from adacur.seeds import item_keys
-from adacur.store.database import connect, damaged, metadata_of, reading
+from adacur.store.database import KEYS, connect, damaged, metadata_of, reading
 
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
 
 
-class StoredItems(Items):
+class _ItemsById(Items):
+    """Items whose known ids can be looked up."""
+
+    def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
+        """The positions of those ids that are there."""
+        raise NotImplementedError
+
+    def positions(self, ids: Iterable[str]) -> IntArray:
+        """The positions of these ids, in that order."""
+        names = list(ids)
+        known = self.known_positions(names)
+        if missing := [id_ for id_ in names if id_ not in known]:
+            raise UnknownName(f"No item has the id {missing[0]!r}.")
+        return np.fromiter((known[id_] for id_ in names), dtype=np.intp, count=len(names))
+
+
+class StoredItems(_ItemsById):
     """The items of an index folder, read on demand; safe to share among threads.
 
     With `keep_open` it holds a file handle: a folder that is replaced under a running server does not mix texts.
@@ -40,22 +56,25 @@ class StoredItems(Items):
     @cached_property
     def ids(self) -> Sequence[str]:
         """The ids by position, read once."""
+        ids: list[str] = []
         with self._connected() as connection:
-            return tuple(self._every_id(connection))
+            for position, id_ in connection.execute("SELECT position, id FROM items ORDER BY position"):
+                if position != len(ids) or not isinstance(id_, str):
+                    raise damaged(self._folder, f"the item after {len(ids)} others has position {position}, id {id_!r}")
+                ids.append(id_)
+        return tuple(ids)
 
     @cached_property
     def keys(self) -> KeyArray:
-        """A random key per item, computed once."""
-        # Not from `ids`, which would stay: a string takes ten times as much memory as a key.
-        with self._connected() as connection:
-            return item_keys(self._every_id(connection))
-
-    def _every_id(self, connection: sqlite3.Connection) -> Iterator[str]:
-        rows = connection.execute("SELECT position, id FROM items ORDER BY position")
-        for expected, (position, id_) in enumerate(rows):
-            if position != expected or not isinstance(id_, str):
-                raise damaged(self._folder, f"the item after {expected} others has position {position} and id {id_!r}")
-            yield id_
+        """A random key per item, as stored with them."""
+        try:
+            keys: KeyArray = read_array(self._folder / KEYS, kind="u", mapped=True)
+            if keys.shape != (len(self),) or keys.dtype != np.uint64:
+                raise ValueError(f"it holds {keys.dtype} of shape {keys.shape} for {len(self)} items")
+        except (OSError, ValueError) as error:
+            raise DamagedIndex(f"{self._folder / KEYS} cannot be read ({error}). Restore it from a copy.") from error
+        # A plain view: slicing a np.memmap takes microseconds each time.
+        return np.asarray(keys)
 
     def __len__(self) -> int:
         return self._length
@@ -87,11 +106,6 @@ class StoredItems(Items):
                 raise damaged(self._folder, f"the item at position {error.args[0]} is missing") from None
             raise IndexError(f"There are {len(self)} items; none has position {error.args[0]}.") from None
 
-    def positions(self, ids: Iterable[str]) -> IntArray:
-        """The positions of these ids, in that order."""
-        names = list(ids)
-        return _in_order(names, self.known_positions(names))
-
     def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
         # Half a surrogate pair, and what is no text, is nobody's id; SQLite cannot even be asked.
@@ -117,7 +131,7 @@ class StoredItems(Items):
                     connection.close()
 
 
-class PartItems(Items):
+class PartItems(_ItemsById):
     """The items of a version, which lie in several folders; read on demand and safe to share among threads.
 
     `rows` has, per folder, the position of each of its items in the version, or -1 where another folder has it or none.
@@ -146,8 +160,7 @@ class PartItems(Items):
 
     @cached_property
     def keys(self) -> KeyArray:
-        """A random key per item, computed once."""
-        # Not from `ids`, for the same reason as there.
+        """A random key per item, as stored with them."""
         keys = np.empty(self._length, dtype=np.uint64)
         for store, rows in zip(self._stores, self._rows, strict=True):
             live = np.flatnonzero(rows >= 0)
@@ -170,11 +183,6 @@ class PartItems(Items):
             items |= zip(here.tolist(), self._stores[number].at(rows[here].tolist()), strict=True)
         return [items[at] for at in range(len(places))]
 
-    def positions(self, ids: Iterable[str]) -> IntArray:
-        """The positions of these ids, in that order."""
-        names = list(ids)
-        return _in_order(names, self.known_positions(names))
-
     def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
         return {
@@ -183,10 +191,3 @@ class PartItems(Items):
             for id_, row in store.known_positions(ids).items()
             if (position := int(rows[row])) >= 0
         }
-
-
-def _in_order(ids: Sequence[str], positions: Mapping[str, int]) -> IntArray:
-    try:
-        return np.fromiter((positions[id_] for id_ in ids), dtype=np.intp, count=len(ids))
-    except KeyError as error:
-        raise UnknownName(f"No item has the id {error.args[0]!r}.") from None

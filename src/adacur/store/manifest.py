@@ -17,7 +17,7 @@ from adacur.errors import NotAnIndex, OtherFormat
 from adacur.protocols import ScorerCard
 from adacur.store.writing import write_atomically
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "manifest.json"
 VERSIONS = "versions"
 PARTS = "parts"
@@ -87,8 +87,8 @@ class Manifest:
     was removed; those of items have a file, with the digest `removed_items`. `documents` counts those that the items
     belong to, where any item names one; `cut` counts the items that are longer than the scorer takes, at most that many
     after a removal, and is None where it could not be counted. `fuse` is the first stage's weight in the order of hits,
-    None where the scorer decides. `exact` is the digest of the file that says which scores of a part the scorer gave,
-    None where it gave them all.
+    None where the scorer decides. `scores_digest` is of all scores that count, None in a build. `exact` is the digest
+    of the file that says which scores of a part the scorer gave, None where it gave them all.
     """
 
     status: Literal["building", "complete"]
@@ -113,6 +113,7 @@ class Manifest:
     cut: int | None = None
     fuse: Annotated[float, Meta(ge=0)] | None = None
     metadata_digest: str | None = None
+    scores_digest: str | None = None
     exact: str | None = None
 
     def __post_init__(self) -> None:

@@ -7,8 +7,9 @@ removed in between.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,6 @@ from adacur.store.writing import damage_reported, digest_file, sync_path
 REMOVED = "removed.npy"
 EXACT = "exact.npy"
 _COUNTS = np.iinfo(np.int32).max
-_ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,40 +263,33 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
     if all(part.manifest.exact is None for part in parts):
         return None
     cells = np.ones((n_items, n_anchors), dtype=np.bool_)
-    for part, rows, exact in _exact_rows(parts):
-        cells[np.ix_(rows, part.columns[part.columns >= 0])] = exact
-    return cells
-
-
-def exact_anchors(parts: Sequence[Part], *, n_anchors: int) -> BoolArray:
-    """For each anchor query, whether the scorer gave all its scores; read in blocks, whatever the number of items."""
-    anchors = np.ones(n_anchors, dtype=np.bool_)
-    for part, _, exact in _exact_rows(parts):
-        anchors[part.columns[part.columns >= 0]] &= exact.all(axis=0)
-    return anchors
-
-
-def n_exact_cells(parts: Sequence[Part]) -> int:
-    """How many of the scores that count the scorer gave; read in blocks, whatever the number of items."""
-    whole = [part for part in parts if part.manifest.exact is None]
-    given = sum(np.count_nonzero(part.rows >= 0) * np.count_nonzero(part.columns >= 0) for part in whole)
-    return int(given) + sum(int(np.count_nonzero(exact)) for _, _, exact in _exact_rows(parts))
-
-
-def _exact_rows(parts: Sequence[Part]) -> Iterator[tuple[Part, IntArray, BoolArray]]:
-    """Parts with predicted scores: positions of some items, and which of their scores that count are exact.
-
-    Read in blocks of items.
-    """
     for part in parts:
         if part.manifest.exact is None:
             continue
         file, shape = part.folder / EXACT, (part.manifest.n_items, part.manifest.n_anchors)
         with damage_reported(str(file)):
-            cells = read_array(file, kind="b", ndim=2, mapped=True)
-            if cells.shape != shape:
-                raise ValueError(f"it has shape {cells.shape} and not {shape}")
-        rows, columns = np.flatnonzero(part.rows >= 0), np.flatnonzero(part.columns >= 0)
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[start : start + _ROWS_AT_ONCE]
-            yield part, part.rows[some], cells[some][:, columns]
+            exact = read_array(file, kind="b", ndim=2, mapped=True)
+            if exact.shape != shape:
+                raise ValueError(f"it has shape {exact.shape} and not {shape}")
+        rows, columns = part.rows >= 0, part.columns >= 0
+        cells[np.ix_(part.rows[rows], part.columns[columns])] = exact[np.ix_(rows, columns)]
+    return cells
+
+
+def digest_items(parts: Iterable[Part]) -> str:
+    """A digest of the items of several parts."""
+    return _digest((part.manifest.items_digest, part.rows) for part in parts if part.items)
+
+
+def digest_scores(parts: Iterable[Part]) -> str:
+    """A digest of the scores that count in several parts."""
+    return _digest((str(part.manifest.scores_digest), part.rows, part.columns) for part in parts)
+
+
+def _digest(parts: Iterable[tuple[str | IntArray, ...]]) -> str:
+    """Of digests and places, since reading all that they stand for would take longer than most changes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        for what in part:
+            digest.update(what.encode() if isinstance(what, str) else np.ascontiguousarray(what, dtype="<i8").data)
+    return digest.hexdigest()

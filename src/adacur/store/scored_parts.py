@@ -19,25 +19,23 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import AdacurError, DamagedIndex, ScorerError, ScorerFailed
 from adacur.protocols import Items, Scorer, ScorerCard
-from adacur.records import Item, Query, check_item
+from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
-from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block
-from adacur.store.database import Loaded, connect, load, seal
-from adacur.store.estimate import Estimate, block_items_for, blocks_of_small_build, count_cut, estimate
-from adacur.store.executor import Executor, WorkersLost
+from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block, usual_block
+from adacur.store.database import Loaded, connect, digest_recorded, load, seal
+from adacur.store.estimate import Estimate, count_cut
+from adacur.store.executor import WorkersLost
 from adacur.store.items import StoredItems
 from adacur.store.manifest import MANIFEST, Manifest, manifest_in, write_manifest
 from adacur.store.parts import EXACT
 from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
-from adacur.store.progress import ProgressReports
+from adacur.store.progress import Progress
 from adacur.store.source import comparable
 from adacur.store.workers import On, executor_for
 from adacur.store.writing import digest_file, sync_path
 
 _log = logging.getLogger("adacur.build")
 
-_SAMPLE_ITEMS = 512
-_SMALL_BUILD = 20_000
 _PAIRS_TO_RECOGNISE = 8
 _CONTINUES = "Finished blocks are kept: the same call, or command, again goes on from there."
 
@@ -63,36 +61,23 @@ _ScoreBlock = Callable[[_Block], _Scored]
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How pairs are scored and stored: by whom, where, in blocks of how many items, by default some 20 s of work."""
+    """How pairs are scored and stored: by whom, where, in blocks of how many items (`usual_block` by default)."""
 
     scorer: Scorer
     dtype: str = "float32"
     seed: int = 0
     executor: On = None
     block_items: int | None = None
-    reports: ProgressReports = field(default_factory=ProgressReports)
-
-    def executor_of(self, anchors: Sequence[Query], *, blocks_left: int) -> Executor[_Block, _Scored]:
-        """What scores the blocks that are left."""
-        there = functools.partial(_scoring_elsewhere, card=self.scorer.card, anchors=anchors, dtype=self.dtype)
-        here = _scoring(self.scorer, anchors=anchors, dtype=self.dtype)
-        return executor_for(self.executor, self.scorer, here=here, elsewhere=there, blocks_left=blocks_left)
+    progress: Progress = field(default_factory=Progress)
 
     def block_size(self, items: Items, anchors: Sequence[Query]) -> int:
-        """The items of a block; the scorer is timed where that pays."""
-        n_items, pairs = len(items), len(items) * len(anchors)
-        size: dict[str, Any] = {"n_items": n_items, "n_anchors": len(anchors)}
-        cost = Estimate(**size, pairs=pairs, bytes=pairs * np.dtype(self.dtype).itemsize)
-        if self.block_items is None and pairs > _SMALL_BUILD:
-            sample = items.at(np.linspace(0, n_items - 1, min(n_items, _SAMPLE_ITEMS)).astype(int).tolist())
-            limits: dict[str, Any] = {"seconds": 1.0, "most_calls": pairs // 200, "executor": self.executor}
-            cost = estimate(sample, anchors, scorer=self.scorer, **size, dtype=self.dtype, seed=self.seed, **limits)
-        self.reports.timed = cost.calls_used
+        """The items of a block."""
+        n_items, n_anchors = len(items), len(anchors)
         if anchors:
-            _log.info("%s", cost.summary())
-        if self.block_items or not cost.calls_used:
-            return self.block_items or blocks_of_small_build(n_items)
-        return block_items_for(cost.pairs_per_second, **size, dtype=self.dtype, workers=cost.workers)
+            pairs = n_items * n_anchors
+            size = Estimate(n_items, n_anchors, pairs, bytes=pairs * np.dtype(self.dtype).itemsize)
+            _log.info("%s", size.summary())
+        return self.block_items or usual_block(n_items, n_anchors, self.dtype)
 
 
 def write_part(
@@ -112,7 +97,7 @@ def write_part(
     `exact`, of the shape of the scores, is false where one was predicted.
     """
     part.mkdir(parents=True)
-    loaded = load(part, items if brings_items else (), anchors, check=lambda item: None)
+    loaded = load(part, items if brings_items else (), anchors)
     block_items = min(len(items), largest_block(len(anchors), dtype))
     facts: dict[str, Any] = {"cut": cut}
     if exact is not None and not exact.all():
@@ -123,9 +108,8 @@ def write_part(
     blocks = ScoreBlocks.open(part, manifest, writable=True)
     with contextlib.closing(connect(part, writable=True)) as connection:
         for number in range(manifest.n_blocks):
-            _store(
-                blocks, connection, number, _Scored(rows(manifest.block(number).start, manifest.block(number).stop), 0)
-            )
+            some = manifest.block(number)
+            _store(blocks, connection, number, _Scored(rows(some.start, some.stop), 0))
     return _seal(blocks, manifest, exact=exact)
 
 
@@ -139,29 +123,15 @@ def new_part(
     if not (part / MANIFEST).exists():
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        loaded = load(part, items, () if there is None else anchors, check=check_item)
+        loaded = load(part, items, () if there is None else anchors)
         scored = StoredItems(part, keep_open=False) if there is None else there
-        begin_part(
-            part,
-            loaded,
-            len(scored),
-            len(anchors),
-            scoring.dtype,
-            scoring.block_size(scored, anchors),
-            scorer=scoring.scorer.card,
-            seed=scoring.seed,
-        )
+        size = len(scored), len(anchors), scoring.dtype, scoring.block_size(scored, anchors)
+        begin_part(part, loaded, *size, scorer=scoring.scorer.card, seed=scoring.seed)
     return score_part(part, scoring, anchors, StoredItems(part, keep_open=False) if there is None else there)
 
 
 def begin_part(
-    part: Path,
-    loaded: Loaded,
-    n_items: int,
-    n_anchors: int,
-    dtype: str,
-    block_items: int,
-    **facts: Any,
+    part: Path, loaded: Loaded, n_items: int, n_anchors: int, dtype: str, block_items: int, **facts: Any
 ) -> Manifest:
     """An array without scores, and a manifest, which comes last."""
     manifest = Manifest(
@@ -190,7 +160,7 @@ def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: It
     with contextlib.closing(connect(part, writable=True)) as connection:
         # A name proves little where there are no weights to compare.
         if not same_scorer(manifest.scorer, scoring.scorer.card):
-            scoring.reports.drift = _recognise(blocks, connection, anchors, items, scoring.scorer)
+            scoring.progress.drift = _recognise(blocks, connection, anchors, items, scoring.scorer)
         _score_blocks(blocks, connection, scoring, anchors, items)
     brings = StoredItems(part, keep_open=False)
     return _seal(blocks, manifest, cut=count_cut(scoring.scorer, anchors, brings) if len(brings) else None)
@@ -203,9 +173,10 @@ def _seal(blocks: ScoreBlocks, manifest: Manifest, *, exact: BoolArray | None = 
             (manifest.block(block).start, _read_back(blocks, connection, block)) for block in range(manifest.n_blocks)
         )
         probes = choose_probes(written, seed=manifest.seed, exact=exact)
+        digest = digest_recorded(connection)
         seal(connection)
     blocks.tidy()
-    manifest = replace(manifest, status="complete", probes=probes, **facts)
+    manifest = replace(manifest, status="complete", probes=probes, scores_digest=digest, **facts)
     write_manifest(blocks.folder, manifest)
     return manifest
 
@@ -265,19 +236,22 @@ def _score_blocks(
     The scorer runs in this thread, or in other processes; reading and writing each have a thread of their own. Only one
     finished block may wait to be written.
     """
-    manifest, reports = blocks.manifest, scoring.reports
+    manifest, progress = blocks.manifest, scoring.progress
     done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
     left = [block for block in range(manifest.n_blocks) if block not in done]
     pairs = manifest.n_items * manifest.n_anchors
     pairs_done = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
-    reports.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
+    progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
     if not left:
         return
-    executor = scoring.executor_of(anchors, blocks_left=len(left))
+    what: dict[str, Any] = {"anchors": anchors, "dtype": scoring.dtype}
+    there = functools.partial(_scoring_elsewhere, card=scoring.scorer.card, **what)
+    here = _scoring(scoring.scorer, **what)
+    executor = executor_for(scoring.executor, scoring.scorer, here=here, elsewhere=there, blocks_left=len(left))
 
     def store(block: int, scored: _Scored) -> None:
         _store(blocks, connection, block, scored)
-        reports.add(blocks=1, pairs=scored.values.size, workers=executor.workers)
+        progress.add_block(scored.values.size, workers=executor.workers)
 
     # However this ends, the executor is stopped first and what was scored is then still written.
     with (
@@ -295,7 +269,7 @@ def _score_blocks(
         except WorkersLost as error:
             raise ScorerFailed(f"{error} {_CONTINUES}") from error
         except ScorerError as error:
-            if reports.now.blocks_done or writing is not None:
+            if progress.blocks_done or writing is not None:
                 error.args = (f"{error} {_CONTINUES}",)
             raise
         if writing is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -21,15 +21,13 @@ FINISHED = "It is finished; choose another path for the new index."
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """Items and anchor queries, the card of their scorer, and how scores are stored; `check` refuses a bad item."""
+    """Items and anchor queries, the card of their scorer, and how scores are stored."""
 
     items: Iterable[Item]
     anchors: Sequence[Query]
     card: ScorerCard | None
     dtype: str
-    seed: int = 0
     origin: Origin | None = None
-    check: Callable[[Item], object] = check_item
 
 
 def begun(folder: Path) -> Manifest | None:
@@ -54,7 +52,7 @@ def check_same(folder: Path, part: Path, manifest: Manifest, source: Source) -> 
 
     def texts() -> Iterator[tuple[str, str]]:
         for item in source.items:
-            source.check(item)
+            check_item(item)
             yield item.id, item.text
 
     differences = _other_settings(manifest, source)
@@ -95,17 +93,14 @@ def _difference(kind: str, given: Iterable[tuple[str, str]], stored: Iterable[tu
     n_now = n_before = 0
     first: list[str] = []
     for position, (now, before) in enumerate(zip_longest(given, stored)):
-        n_now += now is not None
-        n_before += before is not None
+        n_now, n_before = n_now + (now is not None), n_before + (before is not None)
         if first or now is None or before is None or now == before:
             continue
+        # Texts are shown from where they begin to differ.
         what, one, other = ("id", before[0], now[0]) if before[0] != now[0] else ("text", before[1], now[1])
-        # Texts are shown where they begin to differ.
-        differs = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-        start = max(0, next(differs, min(len(one), len(other))) - _SHOWN // 2)
-        one, other = (text[start : start + _SHOWN] for text in (one, other))
-        first = [f"{kind} {now[0]!r} at position {position} has {what} {one!r} in the folder, {other!r} now"]
-    if n_now == n_before:
-        return first
+        differ = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        start = max(0, next(differ, min(len(one), len(other))) - _SHOWN // 2)
+        shown = [text[start : start + _SHOWN] for text in (one, other)]
+        first = [f"{kind} {now[0]!r} at position {position} has {what} {shown[0]!r} in the folder, {shown[1]!r} now"]
     several = "items" if kind == "item" else "anchor queries"
-    return [f"it has {n_before:,} {several}, and there are {n_now:,} now"]
+    return first if n_now == n_before else [f"it has {n_before:,} {several}, and there are {n_now:,} now"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,24 +18,24 @@ from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query, as_queries, check_item, check_texts, repeats
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.database import digest_items, digest_texts, metadata_as_json
-from adacur.store.documents import check_all_passages, items_of_documents, most_cut, whole_documents
+from adacur.store.database import digest_given, digest_texts, metadata_as_json
+from adacur.store.documents import check_all_passages, items_of_documents, whole_documents
 from adacur.store.folder import IndexFolder
 from adacur.store.manifest import PARTS, VERSIONS, Manifest, PartRecord, Probe, point_to, write_manifest
-from adacur.store.parts import Layout, Part, live_blocks, write_removed_items
+from adacur.store.parts import Layout, digest_items, digest_scores, live_blocks, write_removed_items
 from adacur.store.probes import choose_probes, spread_probes
-from adacur.store.progress import ProgressReports, ScoringBar
+from adacur.store.progress import Progress
 from adacur.store.scored_parts import Scoring, new_part, write_part
-from adacur.store.versions import AT_HOME, prune_locked
+from adacur.store.versions import AT_HOME, link_files, prune_locked
 from adacur.store.workers import On, connected_to
 from adacur.store.writing import folder_at, full_disk_reported, locked, sync_path, sync_tree
 
 _IDS_SHOWN = 3
 _FEWEST_PROBES = 16
 
-WriteFirstStages = Callable[[Path, Items, Collection[str]], Sequence[str]]
-"""Writes the first stages of a version into its home, given its items and the ids that are new or have a new text; to
-their names."""
+Completes = Callable[[IndexFolder, Collection[str] | None], Iterable[str]]
+"""Adds what belongs to a version, given the ids that are new or have a new text, or None where all items are as they
+were, with their first stages; to the names of its first stages."""
 
 
 @contextlib.contextmanager
@@ -66,29 +64,24 @@ class Update:
     """A new version that is being made, by any number of changes; readers see nothing of it before `switch`."""
 
     def __init__(self, current: IndexFolder, *, executor: On = None, progress: bool = False) -> None:
-        self._current = current
+        self.current = current
         self._executor = executor
         self._progress = progress
         self._index = current.path
         self._layout = current.layout
-        self._items_changed = False
+        self._items_changed = self._scores_changed = False
         self._has_documents = current.manifest.documents is not None
         self._new_ids: set[str] = set()
         self._card = current.manifest.scorer
         self._last_view: tuple[Layout, IndexFolder] = current.layout, current
-        # Scorer calls: for stored scores, to recognise the scorer, and to time it.
-        self.calls = self.recognising = self.timing = 0
+        # Scorer calls: for stored scores, and to recognise the scorer.
+        self.calls = self.recognising = 0
         self.compacted = False
-
-    @property
-    def current(self) -> IndexFolder:
-        """The version that is being changed."""
-        return self._current
 
     @property
     def is_changed(self) -> bool:
         """Whether there is anything to switch to."""
-        return self.compacted or self._layout is not self._current.layout
+        return self.compacted or self._layout is not self.current.layout
 
     @property
     def n_items(self) -> int:
@@ -146,13 +139,13 @@ class Update:
         items = repeatable(items)
         n_new = self.check_new_items(items)
         if scorer is None:
-            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0)), dtype=self._current.manifest.dtype)
+            part = self._saved(ItemList(items), (), lambda *_: np.empty((n_new, 0)), dtype=self.current.manifest.dtype)
         else:
-            part = self._scored(digest_items(items), self._anchors, scorer, items=items)
+            part = self._scored(digest_given(items), self._anchors, scorer, items=items)
         self._layout = self._layout.grown(part, n_items=n_new)
         self._new_ids = self._new_ids | {item.id for item in items}
         self._has_documents = self._has_documents or any(item.document != item.id for item in items)
-        self._items_changed = True
+        self._items_changed = self._scores_changed = True
 
     def add_anchors(self, queries: Iterable[Query | str], *, scorer: Scorer) -> None:
         """Score new anchor queries against every item; an interrupted call continues when it is repeated."""
@@ -162,6 +155,7 @@ class Update:
         # An index that had no scores may be searched with any scorer: from now on it must be this one.
         self._card = self._card if self._anchors else scorer.card
         self._layout = self._layout.grown(part, n_anchors=len(new))
+        self._scores_changed = True
 
     def add_anchor_scores(
         self,
@@ -186,11 +180,12 @@ class Update:
         cells = None if exact is None else np.asarray(exact, dtype=np.bool_)
         if cells is not None and cells.shape != values.shape:
             raise InputError(f"exact must have the shape of the scores, {values.shape}; got {cells.shape}.")
-        dtype = "float64" if self._current.manifest.dtype == "float64" else "float32"
+        dtype = "float64" if self.current.manifest.dtype == "float64" else "float32"
         rows = np.ascontiguousarray(values.T, dtype=dtype)
         given: dict[str, Any] = {"dtype": dtype, "exact": None if cells is None else cells.T, "brings_items": False}
         part = self._saved(items, new, lambda start, stop: rows[start:stop], **given)
         self._layout = self._layout.grown(part, n_anchors=len(new))
+        self._scores_changed = True
 
     def remove(self, ids: Iterable[str], *, replaced: bool = False) -> None:
         """Remove items, or documents with all their passages; one item must stay, unless they are `replaced`."""
@@ -205,7 +200,7 @@ class Update:
             raise EmptyInput(f"An index must keep an item; these are all {len(names)} of {self._index}.")
         self._layout = self._layout.without(items=np.array([there[id_] for id_ in names]))
         self._new_ids = self._new_ids - set(names)
-        self._items_changed = True
+        self._items_changed = self._scores_changed = True
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
@@ -214,7 +209,7 @@ class Update:
         try:
             yield
         except BaseException:
-            costs = {name: getattr(self, name) for name in ("calls", "recognising", "timing")}
+            costs = {name: getattr(self, name) for name in ("calls", "recognising")}
             vars(self).update(before | costs)
             raise
 
@@ -227,6 +222,7 @@ class Update:
         if len(names) == len(self._anchors) and not replaced:
             raise EmptyInput(f"An index must keep an anchor query; these are all {len(names)} of {self._index}.")
         self._layout = self._layout.without(anchors=np.array(sorted(there[id_] for id_ in names)))
+        self._scores_changed = True
 
     def compact(self) -> None:
         """Copy what counts of all parts into one; parts that no version in use needs are deleted after the switch."""
@@ -243,20 +239,17 @@ class Update:
         part = self._saved(items, self._anchors, rows, dtype=dtype, exact=view.exact_cells(), cut=self._cut())
         self._layout = Layout.of([PartRecord(part, len(items), n_anchors)])
 
-    def switch(self, first_stages: WriteFirstStages | None = None) -> IndexFolder:
-        """Write the new version and make it the current one. Without a change of items, first stages stay."""
-        index, old, view = self._index, self._current, self._view()
+    def switch(self, completes: Completes) -> IndexFolder:
+        """Write the new version and make it the current one. What did not change of the last one stays."""
+        index, old, view = self._index, self.current, self._view()
         home = index / VERSIONS / str(old.version + 1)
         probes = self._probes(view)
         home.mkdir()
         removed = write_removed_items(home, self._layout.items)
-        if self._items_changed:
-            names = () if first_stages is None else tuple(first_stages(home, view.items, self._new_ids))
-        else:
-            names = old.first_names()
+        if not self._items_changed:
             # Compressing and tuning a version hold its home.
             with locked(old.home):
-                _link(old.home, home, AT_HOME if self._anchors == old.anchor_queries else AT_HOME[:1])
+                link_files(old.home, home, AT_HOME[:1] if self._scores_changed else AT_HOME)
         manifest = replace(
             view.manifest,
             version=old.version + 1,
@@ -265,10 +258,11 @@ class Update:
             removed_anchors=tuple((place, parts) for place, parts in self._layout.anchors.removed.tolist()),
             documents=len(self._documents()) if self._has_documents else None,
             cut=self._cut(),
-            first=tuple(sorted(names)),
             probes=probes,
         )
-        write_manifest(home, manifest)
+        version = IndexFolder.of_parts(index, self._layout, view.parts, manifest=manifest, home=home)
+        names = completes(version, self._new_ids if self._items_changed else None)
+        write_manifest(home, replace(manifest, first=tuple(sorted(names))))
         sync_tree(home)
         sync_path(home.parent)
         sync_path(index)
@@ -277,14 +271,14 @@ class Update:
 
     def close(self) -> None:
         """Release the version that was changed."""
-        self._current.release()
+        self.current.release()
 
     def _view(self) -> IndexFolder:
         """The new version as it stands, to be read from."""
         layout, view = self._last_view
         if layout is self._layout:
             return view
-        old = self._current.manifest
+        old = self.current.manifest
         parts = self._layout.parts(self._index)
         manifest = Manifest(
             status="complete",
@@ -292,15 +286,15 @@ class Update:
             n_anchors=int(self._layout.anchors.counts.sum()),
             dtype=str(np.result_type(*(part.manifest.dtype for part in parts))) if parts else old.dtype,  # type: ignore[arg-type]
             block_items=max((part.manifest.block_items for part in parts), default=1),
-            # Of digests and places, since reading all texts again would take longer than most changes.
-            items_digest=_digest_parts(parts) if self._items_changed else old.items_digest,
+            items_digest=digest_items(parts) if self._items_changed else old.items_digest,
             anchors_digest="",
+            scores_digest=digest_scores(parts) if self._scores_changed else old.scores_digest,
             scorer=self._card,
             seed=old.seed,
             origin=old.origin,
             fuse=old.fuse,
         )
-        view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=self._current.home)
+        view = IndexFolder.of_parts(self._index, self._layout, parts, manifest=manifest, home=self.current.home)
         digest = digest_texts((query.id, query.text) for query in view.anchor_queries)
         view.manifest = replace(manifest, anchors_digest=digest)
         self._last_view = self._layout, view
@@ -308,7 +302,10 @@ class Update:
 
     def _cut(self) -> int | None:
         """How many items are longer than the scorer takes, as far as that is known."""
-        return most_cut(self._view().parts) if self._items_changed else self._current.manifest.cut
+        if not self._items_changed:
+            return self.current.manifest.cut
+        counts = [part.manifest.cut for part in self._view().parts if part.items]
+        return None if None in counts else sum(filter(None, counts))
 
     def check_replacing(self, items: Iterable[Item]) -> None:
         """Refuse some of a document's passages in place of all."""
@@ -320,7 +317,7 @@ class Update:
 
     def _scored(self, of_items: str, anchors: Sequence[Query], scorer: Scorer, **items: Any) -> str:
         """The part of these items and anchor queries, scored as far as it is not yet; its name."""
-        dtype = "float16" if self._current.manifest.dtype == "float16" else "float32"
+        dtype = "float16" if self.current.manifest.dtype == "float16" else "float32"
         # The same work has the same name, so that an interrupted one is continued.
         name = digest_texts(
             (
@@ -330,15 +327,14 @@ class Update:
                 ("dtype", dtype),
             )
         )[:16]
-        with ScoringBar(self._progress) as bar, connected_to(self._executor):
-            seed = self._current.manifest.seed
-            scoring = Scoring(scorer, dtype, seed, self._executor, reports=ProgressReports(bar))
+        with Progress(self._progress) as progress, connected_to(self._executor):
+            seed = self.current.manifest.seed
+            scoring = Scoring(scorer, dtype, seed, self._executor, progress=progress)
             try:
                 new_part(self._index / PARTS / name, scoring, anchors, **items)
             finally:
-                self.calls += bar.last.pairs_done - bar.last.resumed_pairs
-                self.recognising += 0 if bar.last.drift is None else bar.last.drift.n_probes
-                self.timing += bar.last.timed
+                self.calls += progress.scored
+                self.recognising += 0 if progress.drift is None else progress.drift.n_probes
         return name
 
     def _saved(
@@ -347,7 +343,7 @@ class Update:
         """A part with scores that are known, written whole; its name."""
         name = uuid.uuid4().hex[:16]
         hidden = self._index / PARTS / f".{name}"
-        write_part(hidden, items, anchors, rows, card=self._current.manifest.scorer, **given)
+        write_part(hidden, items, anchors, rows, card=self.current.manifest.scorer, **given)
         os.replace(hidden, self._index / PARTS / name)
         sync_path(self._index / PARTS)
         return name
@@ -381,32 +377,6 @@ def repeatable(items: Iterable[Item]) -> Iterable[Item]:
     if isinstance(items, Item | str):
         raise InputError("Expected a list of items and got one. Wrap it in a list: [item].")
     return list(items) if iter(items) is items else items
-
-
-def _link(old: Path, new: Path, names: Iterable[str]) -> None:
-    """Bring files and folders to a new home; they are never written to again, so they need no second copy."""
-
-    def link(source: str, target: str) -> str:
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copy2(source, target)
-        return target
-
-    for name in names:
-        if (old / name).is_dir():
-            shutil.copytree(old / name, new / name, copy_function=link, ignore=shutil.ignore_patterns(".*"))
-        elif (old / name).exists():
-            link(str(old / name), str(new / name))
-
-
-def _digest_parts(parts: Iterable[Part]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        if part.items:
-            digest.update(part.manifest.items_digest.encode())
-            digest.update(np.ascontiguousarray(part.rows, dtype="<i8").data)
-    return digest.hexdigest()
 
 
 def _distinct(ids: Iterable[str], what: str) -> list[str]:

@@ -5,18 +5,33 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from adacur.data.stored import check_seal
 from adacur.errors import AdacurError, DamagedIndex
+from adacur.seeds import item_keys
 from adacur.store.blocks import SCORES, ScoreBlocks, digest_scores
-from adacur.store.database import DATABASE, check_room, connect, digest_texts, read_texts
+from adacur.store.database import (
+    DATABASE,
+    KEYS,
+    check_room,
+    connect,
+    digest_recorded,
+    digest_texts,
+    every_id,
+    read_texts,
+)
 from adacur.store.folder import first_stage_folders
+from adacur.store.items import StoredItems
 from adacur.store.manifest import MANIFEST, PARTS, Manifest, PartRecord, manifest_in
 from adacur.store.parts import EXACT, REMOVED, read_parts
-from adacur.store.versions import AT_HOME, COMPRESSED, hold_version
+from adacur.store.versions import AT_HOME, MODEL, hold_version
 from adacur.store.writing import check_files, digest_file, folder_at
+
+_Found = tuple[Path, str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,43 +75,41 @@ def verify(path: str | Path) -> Report:
 
 
 def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
-    problems: list[Problem] = []
+    found: list[_Found] = []
     checked = blocks = 0
     for name, record in {record.name: record for record in manifest.parts}.items():
         if name is None:
             continue
-        file, folder = MANIFEST, index / PARTS / name
+        file, folder = index / PARTS / name / MANIFEST, index / PARTS / name
         try:
             part = manifest_in(folder)
-            file = DATABASE
+            file = folder / DATABASE
             # Before as many blocks are looked for as the manifest says.
             check_room(folder, n_items=record.items, n_anchors=record.anchors)
         except AdacurError as error:
-            problems.append(Problem(_within(index, folder, file), str(error)))
+            found.append((file, str(error), None))
             continue
         recorded: dict[int, tuple[str, int]] = {}
-        wrong = [*_check_database(folder, part, record, recorded), *_check_blocks(folder, part, recorded)]
-        problems += (replace(one, file=_within(index, folder, one.file)) for one in wrong)
+        found += [*_check_database(folder, part, record, recorded), *_check_blocks(folder, part, recorded)]
         checked, blocks = checked + len(recorded), blocks + part.n_blocks
     stages = {folder.name: folder for folder in first_stage_folders(home)}
-    for folder in (*stages.values(), home / COMPRESSED):
+    for folder in (*stages.values(), home / MODEL):
         if folder.exists():
-            problems += (Problem(_within(index, folder, file), what) for file, what in check_files(folder))
-    removed = _check_digest(home, REMOVED, manifest.removed_items)
-    problems += (replace(one, file=_within(index, home, one.file)) for one in removed)
-    if not problems:
+            found += ((folder / file, what, None) for file, what in check_files(folder))
+    found += _check_digest(home / REMOVED, manifest.removed_items)
+    if not found:
         try:
             read_parts(index, home, manifest)
         except AdacurError as error:
-            problems.append(Problem(_within(index, home, MANIFEST), str(error)))
-    said = {problem.file for problem in problems}
-    problems += (one for one in _check_seals(index, home, manifest) if one.file not in said)
-    missing = (name for name in manifest.first if name not in stages)
-    problems += (Problem(_within(index, home, f"first/{name}"), "it is missing") for name in missing)
-    return Report(tuple(problems), complete=manifest.status == "complete", blocks_checked=checked, blocks=blocks)
+            found.append((home / MANIFEST, str(error), None))
+    said = {file for file, _, _ in found}
+    found += (one for one in _check_seals(index, home, manifest) if one[0] not in said)
+    found += ((home / "first" / name, "it is missing", None) for name in manifest.first if name not in stages)
+    problems = tuple(Problem(file.relative_to(index).as_posix(), what, block) for file, what, block in found)
+    return Report(problems, complete=manifest.status == "complete", blocks_checked=checked, blocks=blocks)
 
 
-def _check_seals(index: Path, home: Path, manifest: Manifest) -> Iterator[Problem]:
+def _check_seals(index: Path, home: Path, manifest: Manifest) -> Iterator[_Found]:
     """Check the manifests, and what is stored of a tuning: JSON files that hold a digest of themselves."""
     parts = {index / PARTS / part.name / MANIFEST: None for part in manifest.parts if part.name is not None}
     of_home = [home / name for name in (MANIFEST, *AT_HOME) if name.endswith(".json")]
@@ -106,30 +119,27 @@ def _check_seals(index: Path, home: Path, manifest: Manifest) -> Iterator[Proble
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            yield Problem(file.relative_to(index).as_posix(), str(error))
+            yield file, str(error), None
 
 
-def _check_digest(folder: Path, file: str, digest: str | None) -> Iterator[Problem]:
+def _check_digest(file: Path, digest: str | None) -> Iterator[_Found]:
     try:
-        if digest_file(folder / file) != digest:
-            yield Problem(file, "its content is not what was written")
+        if digest_file(file) != digest:
+            yield file, "its content is not what was written", None
     except OSError as error:
-        yield Problem(file, f"it cannot be read: {error}")
-
-
-def _within(index: Path, folder: Path, file: str) -> str:
-    return (folder / file).relative_to(index).as_posix()
+        yield file, f"it cannot be read: {error}", None
 
 
 def _check_database(
     folder: Path, manifest: Manifest, record: PartRecord, recorded: dict[int, tuple[str, int]]
-) -> Iterator[Problem]:
-    """Check the texts, and gather the records of finished blocks in `recorded`."""
+) -> Iterator[_Found]:
+    """Check the texts and the keys of items, and gather the records of finished blocks in `recorded`."""
+    file = folder / DATABASE
     try:
         with contextlib.closing(connect(folder)) as connection:
             for (what,) in connection.execute("PRAGMA integrity_check(10)"):
                 if what != "ok":
-                    yield Problem(DATABASE, str(what))
+                    yield file, str(what), None
             for block, digest, pairs in connection.execute("SELECT block, digest, pairs FROM blocks ORDER BY block"):
                 recorded[int(block)] = (str(digest), int(pairs))
             for table, count, digest in (
@@ -138,45 +148,49 @@ def _check_database(
             ):
                 rows = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
                 if rows != count:
-                    yield Problem(DATABASE, f"it holds {rows} {table}; the manifest says {count}")
+                    yield file, f"it holds {rows} {table}; the manifest says {count}", None
                 elif digest_texts(read_texts(connection, table, folder=folder)) != digest:
-                    yield Problem(DATABASE, f"an id or a text among its {table} is not the one that was scored")
+                    yield file, f"an id or a text among its {table} is not the one that was scored", None
             metadata = read_texts(connection, "items", folder=folder, column="metadata")
             if manifest.metadata_digest not in (None, digest_texts(metadata)):
-                yield Problem(DATABASE, "the metadata of an item are not those that were stored")
+                yield file, "the metadata of an item are not those that were stored", None
+            if manifest.scores_digest not in (None, digest_recorded(connection)):
+                yield file, "the digests of its blocks are not those that were recorded", None
+            if not np.array_equal(StoredItems(folder, keep_open=False).keys, item_keys(every_id(connection, folder))):
+                yield folder / KEYS, "they are not the keys of its items", None
     # A flipped byte can make any column of any row something else than it was.
     except (sqlite3.Error, AdacurError, ValueError, TypeError, AttributeError) as error:
-        yield Problem(DATABASE, f"it cannot be read: {error}")
+        yield file, f"it cannot be read: {error}", None
 
 
-def _check_blocks(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[Problem]:
+def _check_blocks(folder: Path, manifest: Manifest, recorded: dict[int, tuple[str, int]]) -> Iterator[_Found]:
     if manifest.status == "complete" and len(recorded) != manifest.n_blocks:
-        yield Problem(DATABASE, f"it records {len(recorded)} finished blocks of {manifest.n_blocks}")
+        yield folder / DATABASE, f"it records {len(recorded)} finished blocks of {manifest.n_blocks}", None
     if manifest.exact is not None:
-        yield from _check_digest(folder, EXACT, manifest.exact)
+        yield from _check_digest(folder / EXACT, manifest.exact)
     try:
         blocks = ScoreBlocks.open(folder, manifest)
     except DamagedIndex as error:
-        yield Problem(f"{SCORES}/zarr.json", str(error))
+        yield folder / SCORES / "zarr.json", str(error), None
         return
     # What is recorded is bounded by the database, whatever the manifest counts.
     for block, (digest, pairs) in recorded.items():
         if not 0 <= block < manifest.n_blocks:
-            yield Problem(DATABASE, f"it records block {block} of {manifest.n_blocks}")
+            yield folder / DATABASE, f"it records block {block} of {manifest.n_blocks}", None
             continue
-        file = blocks.chunk(block)
+        file = folder / blocks.chunk(block)
         try:
             values = blocks.read(block)
         except DamagedIndex as error:
-            yield Problem(file, str(error), block)
+            yield file, str(error), block
             continue
         if pairs != values.size:
-            yield Problem(DATABASE, f"block {block} is recorded with {pairs} pairs and has {values.size}", block)
+            yield folder / DATABASE, f"block {block} is recorded with {pairs} pairs and has {values.size}", block
         if digest != digest_scores(values):
-            yield Problem(file, f"the scores of block {block} are not those that were recorded", block)
+            yield file, f"the scores of block {block} are not those that were recorded", block
         rows = manifest.block(block)
         for probe in manifest.probes:
             if probe.item in rows and not (
                 0 <= probe.anchor < manifest.n_anchors and values[probe.item - rows.start, probe.anchor] == probe.score
             ):
-                yield Problem(MANIFEST, f"the remembered score of item {probe.item} is not the stored one", block)
+                yield folder / MANIFEST, f"the remembered score of item {probe.item} is not the stored one", block

@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from adacur.errors import NotAnIndex
@@ -15,9 +15,9 @@ from adacur.store.manifest import MANIFEST, PARTS, VERSIONS, Manifest, home_of, 
 from adacur.store.parts import REMOVED
 from adacur.store.writing import LOCK, check_inside, check_no_links, locked
 
-COMPRESSED = "gaussian"
+MODEL = "model"
 # What a version keeps beside its manifest: made of its scores and items.
-AT_HOME = ("first", COMPRESSED, "tuned.json", "relevance.json")
+AT_HOME = ("first", MODEL, "tuned.json", "relevance.json")
 
 
 class Reading:
@@ -148,3 +148,20 @@ def _delete(index: Path, path: Path) -> None:
             path.rename(gone)
             path = gone
         shutil.rmtree(path)
+
+
+def link_files(old: Path, new: Path, names: Iterable[str]) -> None:
+    """Bring files and folders to a new home; they are never written to again, so they need no second copy."""
+
+    def link(source: str, target: str) -> str:
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy2(source, target)
+        return target
+
+    for name in names:
+        if (old / name).is_dir():
+            shutil.copytree(old / name, new / name, copy_function=link, ignore=shutil.ignore_patterns(".*"))
+        elif (old / name).exists():
+            link(str(old / name), str(new / name))

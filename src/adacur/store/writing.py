@@ -20,7 +20,7 @@ from adacur.names import STORES, WITHOUT_CREDENTIALS, named
 from adacur.spelling import did_you_mean
 
 LOCK = "build.lock"
-_CHECKSUMS = "checksums.json"
+CHECKSUMS = "checksums.json"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -93,8 +93,16 @@ def made_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
         os.replace(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        if earlier.exists() and not folder.exists():
+            earlier.rename(folder)
     shutil.rmtree(earlier, ignore_errors=True)
     sync_path(folder.parent)
+
+
+def remove_unfinished(home: Path, name: str) -> None:
+    """Remove what an interrupted `made_whole` left of a folder of this name: it may be as large as the folder."""
+    for left_over in home.glob(f".{name}.*.unfinished"):
+        shutil.rmtree(left_over)
 
 
 def remove_files(folder: Path, *names: str) -> None:
@@ -222,17 +230,17 @@ def write_checksums(folder: Path) -> None:
     digests = {
         file.relative_to(folder).as_posix(): digest_file(file) for file in sorted(folder.rglob("*")) if file.is_file()
     }
-    (folder / _CHECKSUMS).write_text(json.dumps(digests, indent=1), encoding="utf-8")
+    (folder / CHECKSUMS).write_text(json.dumps(digests, indent=1), encoding="utf-8")
 
 
 def check_files(folder: Path) -> Iterator[tuple[str, str]]:
     """(file, what is wrong) for each file that is not as it was remembered."""
     try:
-        digests = dict(read_json(folder / _CHECKSUMS))
+        digests = dict(read_json(folder / CHECKSUMS))
         if outside := [name for name in digests if not _is_within(name)]:
             raise ValueError(f"it names {outside[0]!r}, which does not lie in the folder")
     except (OSError, ValueError, TypeError) as error:
-        yield _CHECKSUMS, f"it cannot be read: {error}"
+        yield CHECKSUMS, f"it cannot be read: {error}"
         return
     for name, digest in digests.items():
         try:

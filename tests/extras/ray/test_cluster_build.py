@@ -23,7 +23,7 @@ from adacur.extras.ray.ray_executor import capacity
 from adacur.protocols import Reopening
 from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer
-from adacur.store import IndexFolder, build_scores, estimate, verify
+from adacur.store import IndexFolder, Progress, build_scores, estimate, verify
 from adacur.store.workers import workers_and_speed
 
 ITEMS = [Item(f"i{number}", f"text {number}") for number in range(240)]
@@ -89,18 +89,16 @@ def assert_equal(folder: Path, local: Path) -> None:
 def test_a_cluster_writes_what_one_process_writes_and_a_worker_that_is_killed_costs_its_block_only(
     ray_cluster, tmp_path, local
 ) -> None:
-    seen, log = [], tmp_path / "log"
+    progress, log = Progress(), tmp_path / "log"
     scorer = logged(log, nap=0.01, trouble="killed")
-    assert_equal(build(tmp_path / "index", scorer, executor=Ray(), progress=seen.append).path, local)
+    assert_equal(build(tmp_path / "index", scorer, executor=Ray(), progress=progress).path, local)
     times = Counter(block for _, block in begun(log))
     assert sorted(times) == list(range(N_BLOCKS))
     assert {block for block, n in times.items() if n > 1} == {5}
     pids = {pid for pid, _ in begun(log)}
     assert os.getpid() not in pids
     assert len(pids) in (2, 3)
-    # On a busy machine the second worker may come when the first has done everything.
-    assert max(progress.workers for progress in seen) <= 2
-    assert seen[-1].blocks_done == N_BLOCKS
+    assert progress.blocks_done == N_BLOCKS
 
 
 DRIVER = """

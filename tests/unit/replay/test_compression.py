@@ -18,8 +18,9 @@ from adacur.first_stages import placed
 from adacur.first_stages.encoders import EncoderCard
 from adacur.first_stages.saved import StoredIds
 from adacur.replay import compression, decompress
-from adacur.store import IndexFolder, compressed_features
+from adacur.store import IndexFolder
 from adacur.store.items import StoredItems
+from adacur.store.model_file import _on_disk
 from tests.conftest import World, make_world
 
 WORLD = make_world(n_items=300, n_anchors=80, rank=12, noise=0.3)
@@ -115,17 +116,19 @@ def test_what_it_costs_is_measured_on_held_out_anchor_queries(path) -> None:
 def test_verify_finds_a_flipped_byte(path) -> None:
     compress(path)
     assert adacur.store.verify(path).ok
-    file = path / "versions/1/gaussian" / "part0.npy"
+    file = path / "versions/1/model" / "part0.npy"
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/gaussian/part0.npy"]
+    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/model/part0.npy"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign", "other keys"])
-def test_damaged_features_are_refused_with_what_to_do(path, damage) -> None:
-    compress(path)
-    file = path / "versions/1/gaussian" / ("features.json" if damage in ("no json", "foreign") else "part0.npy")
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])
+def test_a_damaged_model_is_refused(path, damage, compressed) -> None:
+    if compressed:
+        compress(path)
+    file = path / "versions/1/model" / ("model.json" if damage in ("no json", "foreign") else "part0.npy")
     if damage == "missing":
         file.unlink()
     elif damage == "other keys":
@@ -139,11 +142,21 @@ def test_damaged_features_are_refused_with_what_to_do(path, damage) -> None:
         found(opened(path))
 
 
-@pytest.mark.parametrize("what", ["items_digest", "anchors_digest", "encoder", "dense"])
-def test_features_of_something_else_are_refused_with_what_to_do(path, what) -> None:
+def of_something_else(path, what: str) -> None:
+    file = path / "versions/1/model" / "model.json"
+    about = json.loads(file.read_text())
+    assert what in about["made_from"]
+    about["made_from"][what] = "another"
+    file.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("what", ["items", "anchor queries", "scores", "vectors"])
+def test_a_compressed_model_of_something_else_is_refused_and_a_whole_one_is_made_again(path, what) -> None:
+    before = found(opened(path))
+    of_something_else(path, what)
+    assert found(opened(path)) == before
     compress(path)
-    file = path / "versions/1/gaussian" / "features.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {what: "another"}))
+    of_something_else(path, what)
     with pytest.raises(IndexMismatch):
         found(opened(path))
     compress(path)
@@ -152,16 +165,15 @@ def test_features_of_something_else_are_refused_with_what_to_do(path, what) -> N
 
 def test_what_a_crash_left_behind_is_cleared_and_never_read(path) -> None:
     before = found(opened(path))
-    (path / ".gaussian.0.unfinished").mkdir()
+    (path / ".model.0.unfinished").mkdir()
     assert found(opened(path)) == before
     compress(path)
-    assert not list(path.glob("versions/1/.gaussian.*"))
+    assert not list(path.glob("versions/1/.model.*"))
 
 
 def test_features_of_something_else_hinder_no_other_method(path) -> None:
     compress(path)
-    file = path / "versions/1/gaussian" / "features.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder": "another"}))
+    of_something_else(path, "vectors")
     for method in ("axn", "adacur", "rerank"):
         assert len(opened(path).search(WORLD.test[0], 10, budget=60, method=method)) == 10
 
@@ -199,7 +211,6 @@ def test_searching_reads_no_list_of_ids_once_the_first_stage_is_open(path, monke
         raise AssertionError("all ids were asked for")
 
     monkeypatch.setattr(StoredItems, "ids", property(every))
-    monkeypatch.setattr(StoredItems, "keys", property(every))
     monkeypatch.setattr(StoredIds, "__iter__", every)
     found(index)
 
@@ -213,10 +224,9 @@ def test_vectors_in_another_order_are_put_in_that_of_the_index(path, tmp_path) -
     ).save(other)
     compress(path)
     compress(other)
-    for part in ("part0", "part1", "keys"):
+    for part in ("part0", "part1"):
         assert (
-            np.load(path / "versions/1/gaussian" / f"{part}.npy")
-            == np.load(other / "versions/1/gaussian" / f"{part}.npy")
+            np.load(path / "versions/1/model" / f"{part}.npy") == np.load(other / "versions/1/model" / f"{part}.npy")
         ).all()
 
 
@@ -241,7 +251,7 @@ def test_among_a_sample_a_first_stage_is_searched_deeper() -> None:
 def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
     if not hasattr(os, "posix_fallocate"):
         pytest.skip("this system cannot set space aside")
-    rows = compressed_features._on_disk(tmp_path)("part0", (1000, 1000), "int8")
+    rows = _on_disk(tmp_path)("part0", (1000, 1000), "int8")
     assert (tmp_path / "part0.npy").stat().st_blocks * 512 >= rows.nbytes
 
 

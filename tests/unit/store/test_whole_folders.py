@@ -44,7 +44,7 @@ def test_an_interrupted_deletion_of_the_earlier_folder_leaves_the_new_one(folder
 
 
 def test_a_folder_that_cannot_be_finished_leaves_the_earlier_one_as_it_was(folder) -> None:
-    with pytest.raises(RuntimeError, match="full"):
+    with pytest.raises(RuntimeError):
         write(folder, fails=True)
     assert names(folder.parent) == ["features"]
     assert names(folder) == ["old"]

@@ -15,7 +15,6 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -397,7 +396,7 @@ def _scored(items: list[Item], queries: list[Query], *, scorer: Scorer, path: Pa
     was_finished = is_finished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _bar(None if was_finished else progress) as show:
+        with Progress(bool(progress) and not was_finished, title=progress or "") as show:
             folder = build_scores(items, queries, scorer=scorer, path=path, progress=show)
         if was_finished:
             check_scorer(folder, scorer)
@@ -407,28 +406,6 @@ def _scored(items: list[Item], queries: list[Query], *, scorer: Scorer, path: Pa
             "of the spec."
         ) from error
     return np.ascontiguousarray(folder.matrix.T)
-
-
-@contextmanager
-def _bar(title: str | None) -> Iterator[Callable[[Progress], None] | None]:
-    if title is None:
-        yield None
-        return
-    from tqdm import tqdm
-
-    bar: Any = None
-
-    def show(progress: Progress) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=progress.pairs, initial=progress.pairs_done, unit=" pairs", unit_scale=True, desc=title)
-        bar.update(progress.pairs_done - bar.n)
-
-    try:
-        yield show
-    finally:
-        if bar is not None:
-            bar.close()
 
 
 def kept_dense(items: Sequence[Item], *, encoder: Encoder, folder: Path, progress: bool = False) -> Dense:

@@ -17,6 +17,7 @@ from adacur.extras.server.search_log import LOGGED, SearchLog, text_digest
 from adacur.model.acquire import best_positions
 from adacur.protocols import ScorerCard
 from adacur.records import Query
+from adacur.search.at_rest import store_at_rest
 from adacur.search.index_stages import open_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.seeds import stream_key, uniform
@@ -130,7 +131,7 @@ def refresh(
             if chosen:
                 values, exact = complete_searches(complete, queries, positions, scores)
                 update.add_anchor_scores(queries, values, exact=exact, card=of_index)
-            update.switch()
+            update.switch(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
         new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
         return Refreshed(
             queries=len(paid) + len(others),
