@@ -15,6 +15,7 @@ from adacur.errors import AdacurError, UnknownOption
 from adacur.options import FIND_OPTIONS
 from adacur.replay import find_costs
 from adacur.results import Hits
+from adacur.search.finding import find_options, plan_find
 from tests.extras.hosts.test_integrations import HOSTS
 from tests.functional.commands import here
 from tests.host_world import QUERY, make_index, shared_words
@@ -96,6 +97,18 @@ def body_of(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_the_table_has_an_example_of_each_option() -> None:
     assert set(NAMES) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "above"])
+def test_each_example_changes_what_a_find_does(path: Path, name: str) -> None:
+    """Else a door that ignores the option would pass."""
+    given = EXAMPLES[name][0]
+    with adacur.load(path, scorer=shared_words) as index:
+        with_it, without = (
+            plan_find(index, **find_options(**values)).settings()
+            for values in (given, {one: value for one, value in given.items() if one != name})
+        )
+        assert with_it != without
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,6 +13,7 @@ import adacur
 from adacur import Budget, First, Query
 from adacur.errors import AdacurError
 from adacur.options import OPTIONS, SEARCH_OPTIONS
+from adacur.search import plan_search, search_options
 from tests.extras.hosts.test_integrations import HOSTS
 from tests.functional.commands import here
 from tests.host_world import QUERY, make_index, shared_words
@@ -64,6 +65,21 @@ def expected(path: Path, name: str, *, query: str | Query = QUERY, fused: bool =
 
 def test_the_table_has_an_example_of_each_option() -> None:
     assert set(SEARCH_OPTIONS) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", SEARCH_OPTIONS)
+def test_each_example_changes_what_a_search_does(path: Path, name: str) -> None:
+    """Else a door that ignores the option would pass."""
+
+    def settings(**values: Any) -> Any:
+        try:
+            return plan_search(index, K, **search_options(index, **values)).settings()
+        except AdacurError as error:
+            return str(error)
+
+    given = EXAMPLES[name][0]
+    with adacur.load(path, scorer=shared_words, check=False) as index:
+        assert settings(**given) != settings(**{one: value for one, value in given.items() if one != name})
 
 
 @pytest.mark.parametrize("name", SEARCH_OPTIONS)

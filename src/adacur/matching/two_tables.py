@@ -28,10 +28,9 @@ from adacur.money import Money, Price
 from adacur.records import Query
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.scorers.cached import Cached
-from adacur.scorers.prices import price_of
 from adacur.scorers.score_file import ScoreFile
 from adacur.search import AnchorIndex
-from adacur.search.spending import Limits
+from adacur.search.spending import priced
 
 CALLS_PER_ROW = 100
 # Pairs that are scored and stored together: what a crash can lose is one such call.
@@ -105,14 +104,14 @@ def match(
     texts = (right_text or left_text, right_id or left_id) if within else (right_text, right_id)
     index = open_right(right, text=texts[0], id_=texts[1], first=first, encoder=encoder, scorer=scorer, progress=shown)
     opened = index.scorer if scorer is None else open_scorer(scorer)
-    limits = Limits.of(Budget(calls_per_row, cost=cost, price=price or price_of(opened)), opened)
+    most_cost, price = priced(Budget(calls_per_row, cost=cost, price=price), opened)
     if total_calls is not None and (not is_whole(total_calls) or total_calls < 1):
         raise BudgetError(f"total_calls must be a whole number of at least 1, or None; got {total_calls!r}.")
     if dry_run:
         some = [Query(row.id, row.text) for row in itertools.islice(table, _FIRST_ROWS)]
         most = min(n_rows * min(calls_per_row, len(index)), total_calls or n_rows * len(index))
-        return forecast(index, some, opened, rows=n_rows, most=most, price=limits.price)
-    till = Till(opened, most_calls=total_calls, most_cost=limits.cost, price=limits.price)
+        return forecast(index, some, opened, rows=n_rows, most=most, price=price)
+    till = Till(opened, most_calls=total_calls, most_cost=most_cost, price=price)
     with ExitStack() as open_until_the_end:
         ledger = open_until_the_end.enter_context(_kept(till, path))
         running = Running(

@@ -82,7 +82,10 @@ class Answer:
 
 
 class Finish(Protocol):
-    """One step. `listed`: how many of the first stage's items it needs to see."""
+    """One step: before `Top` it sees all that was scored, after it the best k. It runs after each round that is shown.
+
+    `listed`: how many of the first stage's items it needs to see.
+    """
 
     @property
     def listed(self) -> int: ...

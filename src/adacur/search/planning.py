@@ -93,9 +93,8 @@ def plan_search(
     if not is_exact:
         start, fuse, also_tuned = snapshot.tuned_start(start, fuse, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
-    snapshot.check(chosen, filter)
+    place = snapshot.place(chosen, start, filter)
     floors = Floors(snapshot.relevance(), min_relevance, min_score)
-    place = snapshot.place(start, filter)
     # An exact search needs a first stage only to fuse its scores in.
     stage = snapshot.stage(start.stage) if fuse or not is_exact else None
     scoring = index.scorer if scorer is None else scorer
@@ -126,9 +125,9 @@ def _calls(limits: Limits, snapshot: Snapshot, k: int) -> tuple[int, int]:
         raise BudgetError("In a vector engine a budget must limit calls as well as tokens or cost. Give calls=.")
     items = snapshot.anchors.items
     expected, cheapest = limits.default_budget(Query("expected", _USUAL_QUERY), items, len(items))
-    # Where the price is per search, one unit may pay for a hundred items.
-    at_least_one = (limits.tokens, None if limits.by_call else limits.units)
-    if (most := min((n for n in at_least_one if n is not None), default=k)) < k:
+    # Where the price is by the request, one unit may pay for a hundred items.
+    walls = [one.most for one in limits.counted if one.most is not None and not one.by_call]
+    if (most := min(walls, default=k)) < k:
         raise BudgetError(
             f"Only scored items are returned, and k={k} of them take at least {k} tokens and calls; the budget pays "
             f"for {most}. Raise it, or lower k."

@@ -116,12 +116,9 @@ class Snapshot:
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
         )
 
-    def place(self, start: First, filter: Filter | None) -> Any:  # noqa: A002
-        """Where the items of a search are."""
-        return InMemory(start, filter)
-
-    def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what cannot be done where the items are: in memory, nothing is refused."""
+    def place(self, method: Method, start: First, filter_: Filter | None) -> Any:
+        """Where the items of a search are; refuses what cannot be done there, which in memory is nothing."""
+        return InMemory(start, filter_)
 
     @property
     def named_stages(self) -> tuple[str, ...]:
@@ -237,8 +234,10 @@ class Snapshot:
 
     def rank_slopes(self, first: Any) -> RankSlopes | None:
         """How scores depend on the ranks of this first stage, learned from anchor queries; None without either."""
-        if first is None or not self.anchors.anchor_queries:
+        if first is None:
             return None
+        if not self.anchors.anchor_queries:
+            return RankSlopes.assumed(first.n_stages)
         if (slopes := self._known_slopes(first)) is not None:
             return slopes
         with self._learning:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,17 +67,22 @@ class Purse:
         return BudgetError(f"The budget cannot pay one call of query {query.id!r}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Limit:
-    """The most that a query may spend of something.
+    """What is counted of a query, in whole units: tokens, money.
 
-    - `most`: in whole units; None where it is only counted;
-    - `pairs`: how many pairs of one call a unit pays for; None where every token takes a unit.
+    - `name`: that of a field of `Trace`, and of what ended a search;
+    - `most`: the wall; None where it is only counted;
+    - `pairs`: how many pairs of one call a unit pays for; None where every token takes a unit;
+    - `shown`: makes of units what a trace shows;
+    - `text`: the wall as an error names it.
     """
 
     name: str
     most: int | None
     pairs: int | None = None
+    shown: Callable[[int], Any] = int
+    text: str = ""
 
     def charge(self, tokens: IntArray) -> int:
         """The units of one call with pairs of so many tokens."""
@@ -87,53 +92,69 @@ class Limit:
         """The units of a pair like these where calls are large."""
         return float(tokens.mean()) if self.pairs is None else 1 / self.pairs
 
+    @property
+    def by_call(self) -> bool:
+        """Whether it is a wall of which a pair takes more or less, by the other pairs of its call."""
+        return self.most is not None and self.pairs is not None and self.pairs > 1
+
+
+def priced(budget: Budget, scorer: Scorer) -> tuple[Money | None, Price | None]:
+    """The cost of a budget in the currency of its price, and the price: given, or the scorer's own."""
+    price = budget.price if isinstance(budget.price, Price) else price_of(scorer)
+    if budget.cost is not None and price is None:
+        raise BudgetError(
+            f"A budget of {budget.cost} needs the price of the scorer, and none is known of {scorer.card.name!r}. "
+            "Give it: Budget(cost=…, price='0.05 USD / 1M tokens'), or --price."
+        )
+    cost = budget.cost_in(price)
+    if price is not None and cost is not None and not price.affords(cost):
+        raise BudgetError(f"A budget of {cost} cannot pay one call: the price is {price}. Raise the cost.")
+    return cost, price
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
     """What each query of a search may spend, and the seconds that all have together.
 
-    `scorer` counts the tokens of pairs; None where only calls are limited. `clock` tells the time that deadlines mean.
+    - `scorer`: tells the tokens of pairs; None where only calls are limited;
+    - `counted`: what is counted besides calls; `named`: the same, as the settings of a search name it;
+    - `clock`: tells the time that deadlines mean.
     """
 
     calls: int
     deadline: float | None = None
     scorer: Scorer | None = None
-    tokens: int | None = None
-    cost: Money | None = None
-    price: Price | None = None
+    counted: tuple[Limit, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
 
     @classmethod
     def of(cls, budget: Budget, scorer: Scorer | None) -> Limits:
-        """The limits of a budget, 0 calls where it names none; without a scorer, of calls and time alone."""
+        """The limits of a budget, 0 calls where it names none; without a scorer, of calls and time alone.
+
+        To count something else, add a `Limit` here and its name to `Budget` and `Trace`.
+        """
         if scorer is None:
             return cls(budget.calls or 0, budget.deadline)
-        price = budget.price if isinstance(budget.price, Price) else price_of(scorer)
-        if budget.cost is not None and price is None:
-            raise BudgetError(
-                f"A budget of {budget.cost} needs the price of the scorer, and none is known of {scorer.card.name!r}. "
-                "Give it: Budget(cost=…, price='0.05 USD / 1M tokens'), or --price."
-            )
-        cost = budget.cost_in(price)
-        limits = cls(budget.calls or 0, budget.deadline, scorer, budget.tokens, cost, price)
-        if limits.units == 0:
-            raise BudgetError(f"A budget of {cost} cannot pay one call: the price is {price}. Raise the cost.")
-        return limits
-
-    @property
-    def units(self) -> int | None:
-        """The most units of the price that the cost pays for; None without a cost."""
-        return None if self.price is None or self.cost is None else self.price.affords(self.cost)
+        cost, price = priced(budget, scorer)
+        counted = [Limit("tokens", budget.tokens, text=f"{budget.tokens} tokens")]
+        if price is not None:
+            pairs = None if price.unit == "tokens" else pairs_per_unit(price, scorer)
+            units = None if cost is None else price.affords(cost)
+            counted.append(Limit("cost", units, pairs, price.cost, f"{cost} (at {price})"))
+        texts = {name: None if one is None else str(one) for name, one in (("cost", cost), ("price", price))}
+        named = {name: one for name, one in ({"tokens": budget.tokens} | texts).items() if one is not None}
+        return cls(budget.calls or 0, budget.deadline, scorer, tuple(counted), named)
 
     @property
     def may_refuse(self) -> bool:
         """Whether a pair may be refused that the calls allow."""
-        return self.tokens is not None or self.units is not None
+        return any(one.most is not None for one in self.counted)
 
     @property
     def by_call(self) -> bool:
         """Whether what a pair costs depends on the other pairs of its call."""
-        return self.units is not None and self.price is not None and self.price.unit == "searches"
+        return any(one.by_call for one in self.counted)
 
     def of_query(self) -> Purse:
         """The purse of one query."""
@@ -154,10 +175,7 @@ class Limits:
 
     def settings(self) -> Mapping[str, Any]:
         """The choices that a result should name."""
-        money = {"cost": self.cost, "price": self.price}
-        texts = {name: str(value) for name, value in money.items() if value is not None}
-        tokens = {} if self.tokens is None else {"tokens": self.tokens}
-        return {"budget": self.calls, "deadline": self.deadline, **tokens, **texts}
+        return {"budget": self.calls, "deadline": self.deadline, **self.named}
 
 
 class CountingPurse(Purse):
@@ -168,11 +186,7 @@ class CountingPurse(Purse):
     def __init__(self, limits: Limits, scorer: Scorer) -> None:
         self._limits = limits
         self._scorer = scorer
-        price = limits.price
-        self._counted = [Limit("tokens", limits.tokens)]
-        if price is not None:
-            pairs = None if price.unit == "tokens" else pairs_per_unit(price, scorer)
-            self._counted.append(Limit("cost", limits.units, pairs))
+        self._counted = limits.counted
         # By the limit's name, in its units.
         self._spent = {limit.name: 0 for limit in self._counted}
         self._n_pairs = 0
@@ -210,8 +224,8 @@ class CountingPurse(Purse):
 
     def rounds(self, sizes: Sequence[int]) -> list[int]:
         """Where a round is at least one request, no more rounds than can be paid."""
-        most = self._limits.units if self._limits.by_call else None
-        if most is None or len(sizes) <= most:
+        most = min((one.most for one in self._counted if one.by_call and one.most is not None), default=len(sizes))
+        if len(sizes) <= most:
             return list(sizes)
         # Small early rounds must not use up the money of later ones.
         return [*sizes[: most - 1], sum(sizes[most - 1 :])]
@@ -242,8 +256,7 @@ class CountingPurse(Purse):
     @property
     def spent(self) -> Mapping[str, Any]:
         """As for any purse."""
-        price = self._limits.price
-        return {"tokens": self._spent["tokens"], "cost": None if price is None else price.cost(self._spent["cost"])}
+        return {limit.name: limit.shown(self._spent[limit.name]) for limit in self._counted}
 
     def _calls_of(self, each: Mapping[str, float], n: int) -> int:
         return min([n, *(int(left / each[limit.name]) for limit, left in self._lefts() if each[limit.name])])
@@ -254,9 +267,7 @@ class CountingPurse(Purse):
 
     def too_small(self, query: Query) -> BudgetError:
         """As for any purse."""
-        limits = self._limits
-        named = [f"{limits.tokens} tokens"] * (limits.tokens is not None)
-        named += [f"{limits.cost} (at {limits.price})"] * (limits.cost is not None)
+        named = [limit.text for limit in self._counted if limit.most is not None]
         return BudgetError(
             f"A budget of {' and '.join(named)} cannot pay one call: the cheapest of the items tried takes "
             f"{self._cheapest} tokens with query {query.id!r}. Raise it, or shorten the items: passages=, "

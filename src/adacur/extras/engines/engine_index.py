@@ -161,9 +161,6 @@ class EngineSnapshot(Snapshot):
     def in_memory(self) -> bool:
         return False
 
-    def place(self, start: First, filter: Filter | None) -> InEngine:  # noqa: A002
-        return InEngine(self.engine.filtered(filter), start)
-
     def documents(self) -> tuple[Documents, ...]:
         return ()
 
@@ -171,8 +168,8 @@ class EngineSnapshot(Snapshot):
     def default_method(self) -> str:
         return "rerank" if self.engine.outline is None else "gaussian"
 
-    def check(self, method: Method, filter_: Filter | None) -> None:
-        """Refuse what would need a value for every item."""
+    def place(self, method: Method, start: First, filter_: Filter | None) -> InEngine:
+        """The collection; refuses what would need a value for every item."""
         if method.name not in METHODS_IN_ENGINES:
             raise EngineRefused(
                 f"Method {method.name!r} needs a prediction for every item, and these are in {self._name}. Search with "
@@ -185,6 +182,7 @@ class EngineSnapshot(Snapshot):
                 f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
                 "what the engine itself takes."
             )
+        return InEngine(self.engine.filtered(filter_), start)
 
     def stage(self, first: str | AnyStage | None) -> Any:
         if first is None:
