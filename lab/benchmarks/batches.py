@@ -106,11 +106,10 @@ def _world(draw: np.random.Generator, n_queries: int) -> tuple[AnchorIndex, _Boo
 
 def _options(draw: np.random.Generator, index: AnchorIndex, till: _Books) -> dict[str, Any]:
     n_items = len(index)
-    weights = {"first_weight": float(draw.choice([0.0, 0.5, 3.0]))}
     rounds, first_batch = int(draw.integers(1, 6)), float(draw.choice([0.1, 0.5]))
     methods = [
-        Gaussian(rounds=rounds, first_batch=first_batch, **weights),
-        AdaCUR(rounds=rounds, first_batch=first_batch, **weights),
+        Gaussian(rounds=rounds, first_batch=first_batch),
+        AdaCUR(rounds=rounds, first_batch=first_batch),
         ANNCUR(),
         Rerank(),
     ]

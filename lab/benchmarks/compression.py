@@ -53,7 +53,7 @@ def main() -> None:
             missed, slopes = [], learned_slopes(approximator, table, placed(folder.dense, table.items))
             for budget in BUDGETS:
                 for k in KS:
-                    method = method_of(default_settings(k), approximator, n_anchors=len(folder.anchors), slopes=slopes)
+                    method = method_of(default_settings(k), approximator, slopes=slopes)
                     hits = AnchorIndex(table, scorer=folder.scorer).search(
                         folder.test, min(k, budget), budget=budget, method=replace(method, rounds=5), first=folder.dense
                     )

@@ -25,7 +25,6 @@ from adacur.records import Item, Query
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-FIRST_WEIGHT = 0.25
 Clock = Callable[[], float]
 
 
@@ -113,7 +112,7 @@ def measure(
     def searched(approximator: GaussianModel) -> float:
         lookup = ClockedLookup(exact, clock)
         searched = AnchorIndex(index, scorer=lookup)
-        method = AdaCUR(rounds=rounds, approximator=approximator, first_weight=FIRST_WEIGHT)
+        method = AdaCUR(rounds=rounds, approximator=approximator)
         fixed = FixedFirst(first)
         started = clock()
         searched.search(query, k=min(100, budget), budget=budget, method=method, first=fixed)

@@ -19,38 +19,34 @@ from adacur.first_stages import placed
 from adacur.model import GaussianModel
 from adacur.replay import top_k_recall
 from adacur.search.index_stages import learned_slopes
-from adacur.search.tuned import GaussianSettings, first_weight_of
 
-# name: (left out of the approximator, spending, whether the first stage's ranks are part of predictions)
-PARTS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
-    "every part": ({}, {}, True),
-    "scores as they are": ({"rescale": False}, {}, True),
-    "no query embeddings": ({"embed_queries": None}, {}, True),
-    "all anchor queries alike": ({"locality": float("inf")}, {}, True),
-    "no item embeddings": ({"embedding_weight": 0}, {}, True),
-    "predictions without ranks": ({}, {}, False),
-    "predictions without ranks, a weight of .25": ({}, {"first_weight": 0.25}, False),
-    "no first stage after the first round": ({}, {"first_weight": 0.0}, False),
+# name: (left out of the approximator, whether the first stage's ranks are part of predictions)
+PARTS: dict[str, tuple[dict[str, Any], bool]] = {
+    "every part": ({}, True),
+    "scores as they are": ({"rescale": False}, True),
+    "no query embeddings": ({"embed_queries": None}, True),
+    "all anchor queries alike": ({"locality": float("inf")}, True),
+    "no item embeddings": ({"embeddings": None}, True),
+    "no first stage after the first round": ({}, False),
 }
 KS = (1, 10, 100)
 
 
 def measured(folder: ScoreFolder, index: AnchorIndex, name: str, *, budgets: list[int], rounds: int) -> float:
     """The mean of 1 − recall over budgets and k."""
-    without, spending, ranks = PARTS[name]
+    without, ranks = PARTS[name]
     given = {"embeddings": folder.item_embeddings, "embed_queries": folder.embed_queries} | without
     approximator = GaussianModel(**given)
     if ranks:
         first = placed(folder.dense, index.snapshot.anchors.items)
         approximator.slopes = learned_slopes(approximator, index.snapshot.anchors, first)
-    spending = {"first_weight": first_weight_of(GaussianSettings(), len(folder.anchors))} | spending
     missed = []
     for calls in budgets:
         hits = AnchorIndex(index, scorer=folder.scorer).search(
             folder.test,
             min(max(KS), calls),
             budget=calls,
-            method=AdaCUR(rounds=rounds, approximator=approximator, **spending),
+            method=AdaCUR(rounds=rounds, approximator=approximator),
             first=folder.dense,
         )
         missed += [1 - top_k_recall(hits, folder.test_scores, k=k).mean() for k in KS]

@@ -44,7 +44,7 @@ class Measured:
         if isinstance(method, GaussianSettings):
             snapshot = folder.index.snapshot
             slopes = snapshot.rank_slopes(snapshot.first_stage("dense"))
-            chosen = method_of(method, snapshot.gaussian_model(), n_anchors=len(folder.anchors), slopes=slopes)
+            chosen = method_of(method, snapshot.gaussian_model(), slopes=slopes)
         k = min(calls, len(folder.items))
         return folder.index.search(folder.test, k, budget=calls, method=chosen, first="dense")
 

@@ -82,7 +82,7 @@ def main() -> None:
                 embeddings=folder.item_embeddings,
                 embed_queries=looked_up(folder, vectors[name]) if name in vectors else None,
             )
-            runs[f"gaussian, {name} anchors"] = (index, AdaCUR(approximator=model, first_weight=0.25))
+            runs[f"gaussian, {name} anchors"] = (index, AdaCUR(approximator=model))
         for name, (index, method) in runs.items():
             found = AnchorIndex(index, scorer=folder.scorer).search(
                 folder.test, min(100, calls), budget=calls, method=method, first=folder.dense

@@ -34,7 +34,8 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(of) for key, of in value.items()}
+        # When a run was made is no figure.
+        return {str(key): plain(of) for key, of in value.items() if key != "at"}
     if isinstance(value, tuple | list | np.ndarray):
         return [plain(one) for one in value]
     return round(float(value), 6) if isinstance(value, float | np.floating) else value

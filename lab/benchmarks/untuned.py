@@ -25,8 +25,7 @@ from score_folders import ScoreFolder, read_score_folder
 import adacur.model.features as features
 import adacur.model.gaussian_model as model
 import adacur.model.rank_slopes as slopes
-import adacur.search.asktell as adaptive
-import adacur.search.tuned as tuned
+import adacur.model.scale as scale
 from adacur.replay import top_k_recall
 
 N_ITEMS = (150, 500, 1500)
@@ -39,9 +38,9 @@ CONSTANTS: dict[str, tuple[tuple[Any, ...], str, tuple[float, ...]]] = {
     "locality": ((model,), "_LOCALITY", (0.5, 2.0)),
     "query scale": ((features, model), "QUERY_SCALE", (0.5, 2.0)),
     "level": ((model,), "_LEVEL", (0.5, 2.0)),
-    "weight of the first stage": ((tuned,), "_FIRST_WEIGHT", (1 / 3, 3.0)),
-    "anchor queries that halve it": ((tuned,), "_ANCHORS_THAT_TELL", (1 / 3, 3.0)),
-    "scores that halve it": ((adaptive,), "_SCORES_THAT_TELL", (1 / 3, 3.0)),
+    "anchor queries like embeddings": ((model,), "_ANCHORS_LIKE_EMBEDDINGS", (1 / 3, 3.0)),
+    "slopes of words": ((slopes,), "_TERM_DEVIATION", (0.5, 2.0)),
+    "deviation of first scores": ((scale,), "FIRST_DEVIATION", (0.5, 2.0)),
     "slopes assumed": ((slopes,), "_ASSUMED_MEAN", (0.5, 2.0)),
     "queries assumed to have them": ((slopes,), "_ASSUMED_QUERIES", (1 / 3, 3.0)),
 }

@@ -81,7 +81,7 @@ def test_a_run_says_what_was_found_with_what(testbed) -> None:
         "rounds": 5,
         "anchors": 30,
         "first": "dense",
-        "first_weight": 0.25,
+        "first_weight": 0.0,
         "seed": 0,
         "k_max": 10,
     }

@@ -294,8 +294,8 @@ class Approximation(Protocol):
         """
         ...
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
-        """Predictions as scores of the scorer (Ŝ), whatever their shape."""
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
+        """Predictions for one query, by its place in the batch, as scores of the scorer (Ŝ), whatever their shape."""
         ...
 
 

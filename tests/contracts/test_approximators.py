@@ -43,7 +43,7 @@ def test_predictions_have_one_row_per_query_and_one_column_per_item(approximator
     state.tell([np.arange(5)] * len(world.test), [scores[:5] for scores in world.test_scores])
     assert state.predict().shape == (len(world.test), len(world.items))
     assert np.isfinite(state.predict()).all()
-    assert np.isfinite(state.in_scores(state.predict())).all()
+    assert np.isfinite(state.in_scores(0, state.predict())).all()
 
 
 def test_a_query_s_prediction_does_not_depend_on_the_others(approximator) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur.data import fetch, wikivital
+from adacur.data import wikivital
 from adacur.errors import WrongScorer
 from adacur.store import DriftWarning
 from tests.real_models import torch_cross_encoder
@@ -93,18 +93,3 @@ def test_the_shipped_index_answers_with_the_int8_model_and_reports_its_drift() -
     assert any(isinstance(warning.message, DriftWarning) for warning in caught)
     assert index.drift.correlation >= 0.99
     assert index.matrix.dtype == np.float32
-
-
-def test_a_named_encoder_of_sentence_transformers_serves_as_first_stage(tmp_path, articles) -> None:
-    index = adacur.build(
-        articles,
-        3,
-        scorer=lambda pairs: [float(len(set(q.split()) & set(i.split()))) for q, i in pairs],
-        path=tmp_path / "st.adacur",
-        first=("dense",),
-        encoder=str(fetch("all-MiniLM-L6-v2")),
-        progress=False,
-    )
-    found = index.first_stage("dense").search(["who painted the Mona Lisa?"], 2)[0]
-    titles = {item.metadata["title"] for item in index.items.at(found.positions.tolist())}
-    assert titles == {"Mona Lisa", "Leonardo da Vinci"}

@@ -39,6 +39,7 @@ def test_tune_prints_predictions_and_a_verdict_and_keeps_what_it_chose(index: Pa
     assert "k 3–10 and budget 10–40" in done.err
     assert [(one.k, one.budget) for one in adacur.load(index).tunings] == [(5, 20)]
     assert "k = 5, 20 calls (bm25)" in here("inspect", index).out
+    here("tune", index, "--k", 5, "--budget", 20, "--queries", 19).refused("at least 20")
 
 
 def test_judgements_choose_and_searches_use_what_they_chose(index: Path, tmp_path: Path) -> None:

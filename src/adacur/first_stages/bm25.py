@@ -105,6 +105,22 @@ class BM25(FirstStage):
             answers.append(Ranking(best, scores[best]))
         return answers
 
+    def terms(self, queries: Sequence[Query | str], k: int) -> list[list[Ranking]]:
+        """Per query, what each of its known words adds to the scores of the k items that it adds most to."""
+        texts = [query.text for query in as_queries(queries)]
+        words = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
+        known = [[word for word in dict.fromkeys(some) if word in self._model.vocab_dict] for some in words]
+        return [[self._postings(self._model.vocab_dict[word], k) for word in some] for some in known]
+
+    def _postings(self, word: int, k: int) -> Ranking:
+        start, stop = self._model.scores["indptr"][word : word + 2].tolist()
+        positions, values = (np.asarray(self._model.scores[name][start:stop]) for name in ("indices", "data"))
+        if len(values) > k:
+            kept = np.argpartition(-values, k)
+            # Beyond the last that counts nothing is added, and just before it next to nothing.
+            positions, values = positions[kept[:k]], values[kept[:k]] - values[kept[k]]
+        return Ranking(positions.astype(np.intp), values.astype(np.float64))
+
     def save(self, folder: str | Path) -> None:
         """Write bm25s's own files, the ids and the settings."""
         folder = Path(folder)

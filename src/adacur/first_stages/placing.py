@@ -114,6 +114,15 @@ class Placed:
             [to[positions] for positions in of_query] for of_query in lists
         ]
 
+    def terms(self, queries: Sequence[Query], k: int) -> list[list[Ranking]]:
+        """Per query, what each of its words adds to at most k items; nothing where no stage knows words."""
+        answers: list[list[Ranking]] | None = None
+        if hasattr(self.stage, "terms"):
+            answers = self.source.terms(queries, k)
+        if answers is None or (to := self._positions) is None:
+            return answers or [[] for _ in queries]
+        return [[Ranking(to[positions], values) for positions, values in of_query] for of_query in answers]
+
     def vectors(self) -> Vectors | None:
         """A vector of every item of the index, and what embeds queries; None where some item has none."""
         vectors = None if self.stage is None else self.stage.vectors()

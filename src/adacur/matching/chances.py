@@ -141,7 +141,7 @@ class RowChances:
         self._predicted = None if self._inner is None else self._in_units(self._inner.predict())
         return [self._log_odds(at) for at in range(len(self.rows))]
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
         """Log-odds as chances."""
         return _chance(predicted)
 
@@ -151,7 +151,7 @@ class RowChances:
 
     def _in_units(self, predicted: Any) -> list[FloatArray]:
         assert self._inner is not None
-        scores = [self._inner.in_scores(np.asarray(row)) for row in predicted]
+        scores = [self._inner.in_scores(at, np.asarray(row)) for at, row in enumerate(predicted)]
         units = [row.unit(self._of.unit) for row in self.rows]
         with np.errstate(over="ignore", invalid="ignore"):
             away = [

@@ -58,7 +58,7 @@ class Running:
         self._chances = Chances(self.above)
         options: dict[str, Any] = {"budget": self.calls_per_row, "fuse": 0, "scorer": self.scorer}
         plan = plan_search(self.index, 1, first=self.first, **options)
-        place = replace(plan.candidates, first_weight=0.0)
+        place = plan.candidates
         if self.within:
             place = WithoutSelf(place, plan.items)
         self._plan = replace(plan, candidates=place, finish=(Above(self.above),))

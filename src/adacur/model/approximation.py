@@ -11,7 +11,7 @@ from adacur.arrays import FloatArray, IntArray
 from adacur.model.features import Features
 from adacur.model.left_out import LeaveOneOut
 from adacur.model.posterior import Prior, State, Told, informed, residual_deviations, rises, start, tell
-from adacur.model.scale import ScoreScale
+from adacur.model.scale import QueryScales, ScoreScale
 
 # Log-odds that an item scores above the best scored: for one predicted to score just that, per standard deviation of
 # this query's residuals that it is predicted higher, and per logarithm of the rank it would take. Fitted by likelihood
@@ -37,6 +37,7 @@ class Posterior:
     ) -> None:
         self.features = features
         self.states: Sequence[State] = [start(prior) for prior in priors]
+        self._scales = QueryScales(None if features.learns_level else features.scale, len(priors))
         self._left_out = left_out
         self._together = together
 
@@ -49,7 +50,7 @@ class Posterior:
         self.states = told
 
     def _told(self, query: int, where: IntArray, exact: FloatArray) -> State:
-        state, rarities = self.states[query], self.features.scale.rarity(exact)
+        state, rarities = self.states[query], self._scales.rarity(query, exact)
         told = Told(where[None], np.ones((1, len(where)), dtype=np.bool_), rarities[None])
         if self.features.learns_level and not state.at.shape[1]:
             state = start(informed(state.prior, told))
@@ -83,14 +84,14 @@ class Posterior:
                 row[state.prior.listed[0]] += rises(state)[0].astype(row.dtype)
         return predicted
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
-        """Predictions as scores of the scorer."""
-        return self.features.scale.score(predicted)
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
+        """Predictions for one query as scores of the scorer."""
+        return self._scales.of(query).score(predicted)
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
         deviation = float(residual_deviations(self.states[query])[0])
-        return chance_above(self.features.scale, deviation, predicted, best, ranks)
+        return chance_above(self._scales.of(query), deviation, predicted, best, ranks)
 
 
 def chance_above(

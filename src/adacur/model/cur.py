@@ -65,7 +65,7 @@ class _QueryEmbeddings:
             return np.stack([solve.solution for solve in self._solves]).astype(self._items.dtype) @ self._items.T
         return linear_predictions(self._items, [(solve.solution, 0.0) for solve in self._solves])
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
         return predicted
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.errors import DeviceFailed
-from adacur.model.acquire import ROUNDING, SCORES_THAT_TELL
 from adacur.model.approximation import chance_above
 from adacur.model.features import Features
 from adacur.model.on_device import moved
@@ -40,7 +39,7 @@ from adacur.model.posterior import (
     start,
     tell,
 )
-from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
+from adacur.model.scale import QueryScales
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
@@ -52,23 +51,19 @@ _FEW_QUERIES = 6
 
 
 class TopN(NamedTuple):
-    """The most promising unscored items of one query, best first: their predictions, and those as they were raised."""
+    """The most promising unscored items of one query, best first, and their predictions."""
 
     positions: IntArray
     predicted: FloatArray
-    raised: FloatArray
 
 
 class Request(NamedTuple):
     """What the next choice of a search is asked for: at least the best `n` unscored items of each query.
 
-    `found` are the first stage's, which raise predictions by `first_weight` as `search.candidates.raised_by` says;
     `allowed` marks the items that may be scored, or all may.
     """
 
     n: int
-    found: Sequence[IntArray]
-    first_weight: float = 0.0
     allowed: BoolArray | None = None
 
 
@@ -82,8 +77,9 @@ class DevicePosterior:
         self._features, self._prior = features, functools.cache(prior)
         self._batch: _Batch | None = None
         self._rows = range(n_queries)
+        self._scales = QueryScales(None if features.learns_level else features.scale, n_queries)
         self._told: tuple[Sequence[IntArray], Sequence[FloatArray]] | None = None
-        self._request = Request(0, ())
+        self._request = Request(0)
         self._best: list[TopN] | None = None
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
@@ -91,7 +87,8 @@ class DevicePosterior:
         if self._told is not None:
             with _failing(self._features):
                 _batch_of([self])
-        self._told, self._best = (positions, scores), None
+        rarities = [self._scales.rarity(at, exact) if len(exact) else exact for at, exact in enumerate(scores)]
+        self._told, self._best = (positions, rarities), None
 
     def want(self, request: Request) -> None:
         """Note what the next `best` will be asked for."""
@@ -111,16 +108,16 @@ class DevicePosterior:
         with _failing(self._features):
             return _batch_of([self]).predict()
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
-        """Predictions as scores of the scorer."""
-        return self._features.scale.score(predicted)
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
+        """Predictions for one query as scores of the scorer."""
+        return self._scales.of(query).score(predicted)
 
     def chance_above(self, query: int, predicted: FloatArray, best: FloatArray, *, ranks: IntArray) -> FloatArray:
         """How likely unscored items are to score above the best scored, shape (predicted, best)."""
         with _failing(self._features):
             batch = _batch_of([self]) if self._batch is None or self._told is not None else self._batch
             deviation = float(batch.deviations[self._rows[query]])
-        return chance_above(self._features.scale, deviation, predicted, best, ranks)
+        return chance_above(self._scales.of(query), deviation, predicted, best, ranks)
 
     def _point(self) -> Hashable:
         """A key that searches which can be computed together have in common."""
@@ -133,7 +130,6 @@ class DevicePosterior:
             state is None,
             self._prior().values.shape[1:] if state is None else room_in(state),
             told if len(told) < 2 else id(self),
-            self._request.first_weight,
             id(self._request.allowed),
         )
 
@@ -153,9 +149,8 @@ def compute_together(searches: Sequence[DevicePosterior]) -> None:
         groups.setdefault(search._point(), []).append(search)
     for group in groups.values():
         requests = [search._request for search in group]
-        found = [some for request in requests for some in request.found]
         with _failing(group[0]._features):
-            best = _batch_of(group).best(requests[0]._replace(n=max(request.n for request in requests), found=found))
+            best = _batch_of(group).best(requests[0]._replace(n=max(request.n for request in requests)))
         for search in group:
             search._best = best[search._rows.start : search._rows.stop]
 
@@ -167,7 +162,7 @@ def _batch_of(group: Sequence[DevicePosterior]) -> _Batch:
         nothing: Any = [np.empty(0, dtype=np.intp)]
         told = [search._told or (nothing * len(search._rows), nothing * len(search._rows)) for search in group]
         # A new one: if the device fails halfway, each search is where it was, and can be tried alone.
-        batch = batch.told([one for where, _ in told for one in where], [one for _, scores in told for one in scores])
+        batch = batch.told([one for where, _ in told for one in where], [one for _, own in told for one in own])
     begin = 0
     for search in group:
         search._batch, search._rows, search._told = batch, range(begin, begin + len(search._rows)), None
@@ -204,15 +199,13 @@ class _Batch:
     features: Features
     state: State | None
     here: Sequence[tuple[State, KnownRows]] = ()
-    raising: tuple[Any, Any] | None = None
 
     @property
     def n_queries(self) -> int:
         return len(self.here) if self.state is None else len(self.state.at)
 
-    def told(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> _Batch:
-        """The batch with these exact scores too, per query."""
-        rarities = [self.features.scale.rarity(exact) for exact in scores]
+    def told(self, positions: Sequence[IntArray], rarities: Sequence[FloatArray]) -> _Batch:
+        """The batch with these rarities of exact scores too, per query."""
         if self.state is None:
             given = zip(self.here, positions, rarities, strict=True)
             here = [
@@ -254,52 +247,29 @@ class _Batch:
         n = min(request.n + _SLACK, self.features.factors.n_items)
         if len(self.here) == 1 and self.features.recorded is not None and request.allowed is None:
             state, known_rows = self.here[0]
-            recorded = self.features.recorded.best(self.features, state, n, request.found[0], request.first_weight)
+            # No first stage raises predictions: they know its ranks.
+            recorded = self.features.recorded.best(self.features, state, n, np.empty(0, dtype=np.intp), 0.0)
             if recorded is not None:
-                raised, predicted, positions, rows = recorded
+                predicted, _, positions, rows = recorded
                 known_rows.expect(positions, rows)
-                return [_top_n(raised, predicted, positions)]
+                return [_top_n(predicted, positions)]
         torch, device, solved = require("torch", extra="torch"), self.features.device_means.device, self._solved()
         may = None if request.allowed is None else moved(request.allowed, device)
-        raising = self._raising(request, solved.filled)
 
         def choose(part: slice | None) -> Any:
             some = _part(solved, part)
             predicted = self._predicted(some)
-            raised = predicted.clone()
-            if raising is not None:
-                at, rise, weights = _part(raising, part)
-                raised.scatter_add_(1, at, (_units(torch, predicted, at) * weights)[:, None].float() * rise)
             if may is not None:
-                raised.masked_fill_(~may, -math.inf)
+                predicted.masked_fill_(~may, -math.inf)
             if some.at.shape[1]:
                 # Padding names any item, and changes nothing.
-                raised.scatter_reduce_(1, some.at, torch.where(some.filled, -math.inf, math.inf), "amin")
-            values, positions = raised.topk(n, dim=1)
+                predicted.scatter_reduce_(1, some.at, torch.where(some.filled, -math.inf, math.inf), "amin")
+            values, positions = predicted.topk(n, dim=1)
             # In one transfer: float64 holds a position exactly.
-            return (
-                torch.stack([values.double(), predicted.gather(1, positions).double(), positions.double()])
-                .cpu()
-                .numpy()
-            )
+            return torch.stack([values.double(), positions.double()]).cpu().numpy()
 
         chosen = np.concatenate(_in_parts(self.n_queries, choose), axis=1)
         return [_top_n(*of_query) for of_query in chosen.swapaxes(0, 1)]
-
-    def _raising(self, request: Request, filled: Any) -> _Raising | None:
-        """Which predictions the first stage raises, and by how much, in units of their standard deviation."""
-        if not request.first_weight:
-            return None
-        device = self.features.device_means.device
-        if self.raising is None:
-            # The candidates of a search never change.
-            at, there = _padded([some[:RANKS_THAT_COUNT] for some in request.found])
-            rise = np.where(there, RISE[: at.shape[1]], 0.0)
-            self.raising = moved(at, device), moved(rise, device, dtype="float32")
-        if not self.raising[0].shape[1]:
-            return None
-        # After `SCORES_THAT_TELL` scores of a query, a weight of 1 is halved.
-        return _Raising(*self.raising, 1 / (1 / request.first_weight + filled.sum(1) / SCORES_THAT_TELL))
 
     def _solved(self) -> _Solved:
         """What predictions take, on the device."""
@@ -348,12 +318,6 @@ class _Solved(NamedTuple):
     filled: Any
 
 
-class _Raising(NamedTuple):
-    at: Any
-    rise: Any
-    weights: Any
-
-
 def _in_parts(n_queries: int, compute: Callable[[slice | None], Any]) -> list[Any]:
     """What is computed for all queries, a part at a time where the device has too little memory for all at once."""
     torch = require("torch", extra="torch")
@@ -386,19 +350,10 @@ def _padded(positions: Sequence[IntArray]) -> tuple[IntArray, BoolArray]:
     return at, filled
 
 
-def _top_n(raised: FloatArray, predicted: FloatArray, positions: FloatArray | IntArray) -> TopN:
-    raised = raised.astype(np.float32)
-    there = raised > -math.inf
-    return TopN(positions[there].astype(np.intp), predicted[there].astype(np.float32), raised[there])
-
-
-def _units(torch: Any, predicted: Any, candidates: Any) -> Any:
-    """The standard deviations of predictions, or a substitute where predictions are all equal."""
-    deviations = predicted.std(1, correction=0)
-    heights = predicted.gather(1, candidates[:, :1])[:, 0].abs()
-    # Equal predictions say nothing: the first stage alone leads.
-    deviations = torch.where(deviations <= ROUNDING * heights, heights.clamp(min=1.0), deviations)
-    return torch.where(deviations.isfinite(), deviations, 0.0)
+def _top_n(predicted: FloatArray, positions: FloatArray | IntArray) -> TopN:
+    predicted = predicted.astype(np.float32)
+    there = predicted > -math.inf
+    return TopN(positions[there].astype(np.intp), predicted[there])
 
 
 @contextmanager

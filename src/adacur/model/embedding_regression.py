@@ -89,7 +89,7 @@ class _Regressed:
         fitted = [self._fitted(*scored, way) for scored, way in zip(self._scored, self._directions, strict=True)]
         return linear_predictions(self._embeddings, fitted)
 
-    def in_scores(self, predicted: FloatArray) -> FloatArray:
+    def in_scores(self, query: int, predicted: FloatArray) -> FloatArray:
         """Predictions are scores already."""
         return predicted
 

@@ -47,20 +47,24 @@ from adacur.model.posterior import Prior
 from adacur.model.rank_slopes import RISE, RankSlopes
 from adacur.model.rows import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.names import RECORDED_CHOICES, named
-from adacur.protocols import AnchorScores, BlockedScores
+from adacur.protocols import AnchorScores, BlockedScores, Ranking
 from adacur.records import Query
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
 # Per query, the positions that each first stage ranks, best first.
 Ranks = Sequence[Sequence[IntArray]]
+# Per query, what each of its words adds to the items that have it.
+Terms = Sequence[Sequence[Ranking]]
 
 # Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
 # for more items.
 _USUAL_ANCHORS = 500
 
 # Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
-_LEVEL = 0.5
+_LEVEL = 2.0
+# How many anchor queries show as much of how items vary together as embeddings do.
+_ANCHORS_LIKE_EMBEDDINGS = 15
 # Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
 _LEAST_NOISE = 1e-10
 _LOCALITY = 0.07
@@ -181,6 +185,7 @@ class GaussianModel:
         queries: Sequence[Query],
         ranks: Ranks | None = None,
         *,
+        terms: Terms = (),
         features: Features | None = None,
     ) -> Posterior | DevicePosterior:
         """A fresh approximation for these queries; `ranks` are, per query, what each first stage ranks, best first.
@@ -189,7 +194,7 @@ class GaussianModel:
         """
         features = self.features_of(anchors) if features is None else features
         vectors = unit_vectors(self.embed_queries, queries) if features.anchor_vectors is not None else None
-        listed = self._listed(ranks, len(queries))
+        listed = self._listed(ranks, terms, len(queries))
         if features.device_means is None or self._together:
             return Posterior(features, self._priors(features, vectors, listed), together=self._together)
         return DevicePosterior(
@@ -198,7 +203,14 @@ class GaussianModel:
             n_queries=len(queries),
         )
 
-    def replay(self, anchors: AnchorScores, positions: IntArray, ranks: Ranks | None = None) -> Posterior:
+    def replay(
+        self,
+        anchors: AnchorScores,
+        positions: IntArray,
+        ranks: Ranks | None = None,
+        *,
+        terms: Terms = (),
+    ) -> Posterior:
         """An approximation for the anchor queries at these positions, each as if it were new.
 
         They still count in the score scale, the mean variance, the slopes, and how far means are shrunk. All are
@@ -220,7 +232,7 @@ class GaussianModel:
             for position in positions.tolist()
         ]
         replayed = None if vectors is None else vectors[positions]
-        priors = self._priors(features, replayed, self._listed(ranks, len(positions)), left_out)
+        priors = self._priors(features, replayed, self._listed(ranks, terms, len(positions)), left_out)
         return Posterior(features, priors, left_out=left_out, together=True)
 
     def compressed(
@@ -322,7 +334,7 @@ class GaussianModel:
         noise = np.maximum(self.noise * usual, _LEAST_NOISE * (usual + from_ranks))
         return Prior(weights, variances, noise, at, values, listed_weights, covariance)
 
-    def _listed(self, ranks: Ranks | None, n_queries: int) -> list[ListedFeatures]:
+    def _listed(self, ranks: Ranks | None, terms: Terms, n_queries: int) -> list[ListedFeatures]:
         """The listed features of each query; none without slopes."""
         if not ranks or self.slopes is None:
             return [ListedFeatures.none()] * n_queries
@@ -333,12 +345,15 @@ class GaussianModel:
                 f"{min(others)} stages. Learn the slopes from the first stage that searches start from, or give "
                 "slopes=None."
             )
-        return [self.slopes.features(of_query) for of_query in ranks]
+        terms = terms or [()] * n_queries
+        return [self.slopes.features(lists, some) for lists, some in zip(ranks, terms, strict=True)]
 
     def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
         """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""
         shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
-        share = shortage**0.3 if self.embedding_weight is None else self.embedding_weight
+        share = 1 + _ANCHORS_LIKE_EMBEDDINGS / n_anchors if n_anchors else 1.0
+        if self.embedding_weight is not None:
+            share = self.embedding_weight
         return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 

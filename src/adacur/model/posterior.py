@@ -97,10 +97,11 @@ def start(prior: Prior) -> State:
 
 
 def informed(prior: Prior, told: Told) -> Prior:
-    """The prior of queries whose own first scores are all that says where their scores lie."""
+    """The prior of queries whose own first scores are all that says where their scores lie, less what ranks explain."""
     xp = array_namespace(prior.weights)
     n = xp.clip(xp.sum(xp.astype(told.filled, xp.float64), axis=1), min=1)
-    levels = xp.sum(xp.where(told.filled, told.rarities, 0.0), axis=1) / n
+    unexplained = told.rarities - _applied(listed_features(prior, told.at), prior.listed_weights)
+    levels = xp.sum(xp.where(told.filled, unexplained, 0.0), axis=1) / n
     last = prior.weights[:, -1:] + levels[:, None]
     return prior._replace(weights=xp.concat([prior.weights[:, :-1], last], axis=1))
 

@@ -14,15 +14,22 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.model.features import Features
 from adacur.model.listed_features import ListedFeatures
+from adacur.protocols import Ranking
 
 # Beyond this rank a first stage says nothing.
 RANKS_THAT_COUNT = 1000
+# More items than this share a word only where it says little.
+ITEMS_OF_A_TERM = 10_000
+# With fewer scores, a query cannot tell which of its words matter.
+SCORES_FOR_TERMS = 15
 # Steps are of the natural logarithm: a tenfold rank counts up to 2.3 less. The first ten are much alike.
 _ALIKE = 10
 RISE: FloatArray = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
-# The prior of slopes counts as this many anchor queries; its mean is divided among the stages.
-_ASSUMED_QUERIES, _ASSUMED_MEAN, _ASSUMED_DEVIATION = 3, 0.5, 0.3
+# The prior of each stage's slope, which counts as this many anchor queries.
+_ASSUMED_QUERIES, _ASSUMED_MEAN, _ASSUMED_DEVIATION = 3, 0.5, 0.25
+# What a word adds to the score by words says nothing until a query's own scores tell whether it matters.
+_TERM_DEVIATION = 0.3
 # More anchor queries hardly change the estimate, and each costs a search of the first stage.
 MOST_QUERIES = 60
 # The order among a stage's best decides what is scored; items at random say where everything else lies.
@@ -46,18 +53,26 @@ class RankSlopes:
     @classmethod
     def assumed(cls, n_stages: int) -> RankSlopes:
         """The prior, for stages that cannot be asked about the anchor queries."""
-        return cls(np.full(n_stages, _ASSUMED_MEAN / n_stages), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
+        return cls(np.full(n_stages, _ASSUMED_MEAN), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
 
-    def features(self, lists: Sequence[IntArray]) -> ListedFeatures:
-        """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first."""
+    def features(self, lists: Sequence[IntArray], terms: Sequence[Ranking] = ()) -> ListedFeatures:
+        """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first.
+
+        After these, what each of its `terms` adds to an item's score by words.
+        """
         cut = [some[:RANKS_THAT_COUNT] for some in lists]
+        added = [RISE[: len(some)] for some in cut]
+        cut, added = [*cut, *(term.positions for term in terms)], [*added, *(term.scores for term in terms)]
         listed, places = np.unique(np.concatenate(cut), return_inverse=True)
         stages = np.repeat(np.arange(len(cut)), [len(some) for some in cut])
-        steps = np.concatenate([RISE[: len(some)] for some in cut])
+        steps = np.concatenate(added)
         values = np.zeros(len(listed) * len(cut))
         # Of an item that a stage names twice, the better rank counts.
         np.maximum.at(values, places * len(cut) + stages, steps)
-        return ListedFeatures(listed, values.reshape(len(listed), len(cut)), self.means, self.covariance)
+        means = np.concatenate([self.means, np.zeros(len(terms))])
+        covariance = np.eye(len(cut)) * _TERM_DEVIATION**2
+        covariance[: len(lists), : len(lists)] = self.covariance
+        return ListedFeatures(listed, values.reshape(len(listed), len(cut)), means, covariance)
 
     @classmethod
     def fitted(

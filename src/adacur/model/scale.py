@@ -17,6 +17,12 @@ from adacur.arrays import FloatArray, IntArray, KeyArray
 RAREST = 1e-4
 KNOTS = 4096
 _SAMPLE = 1_000_000
+# Of a first stage's best items, on the scale of rarities.
+FIRST_DEVIATION = 1.5
+# Scores that vary by less, relative to their height, are equal but for rounding.
+_EQUAL = 1e-12
+# Further from 0, a probability is 1 but for the rounding of its last digits.
+_MOST_LOG_ODDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +61,25 @@ class ScoreScale:
         """The identity."""
         return cls(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
 
+    @classmethod
+    def of_first(cls, scores: FloatArray) -> ScoreScale:
+        """The scale of a query whose own first scores are all that is known: their mean is 0, and their deviation 1.5.
+
+        A first stage's best are no sample: they vary more than the rarities of all items, whose deviation is 1. Scores
+        that all lie between 0 and 1 are taken for probabilities, and modelled as log-odds.
+        """
+        scores = np.asarray(scores, dtype=np.float64)
+        steps, values = _between_0_and_1(scores)
+        heights = np.interp(scores, steps, values) if steps is not None else scores
+        # Squares of the largest floats would overflow.
+        largest = float(np.abs(heights).max()) or 1.0
+        centre, deviation = (largest * float(of(heights / largest)) for of in (np.mean, np.std))
+        # Equal scores have no deviation.
+        unit = deviation / FIRST_DEVIATION if deviation > _EQUAL * largest else largest
+        if steps is None:
+            return cls(np.array([centre, centre + unit]), np.array([0.0, 1.0]))
+        return cls(steps, (values - centre) / unit)
+
     def rarity(self, scores: FloatArray) -> FloatArray:
         """Scores on this scale, in float64."""
         return _along(np.asarray(scores, dtype=np.float64), self.scores, self.rarities)
@@ -62,6 +87,38 @@ class ScoreScale:
     def score(self, rarities: FloatArray) -> FloatArray:
         """The scores of these rarities, in float64."""
         return _along(np.asarray(rarities, dtype=np.float64), self.rarities, self.scores)
+
+
+class QueryScales:
+    """The scale of each query of a batch: the index's, or, without anchor queries, one made of its first scores."""
+
+    def __init__(self, scale: ScoreScale | None, n_queries: int) -> None:
+        self._scales = [scale] * n_queries
+
+    def rarity(self, query: int, scores: FloatArray) -> FloatArray:
+        """Scores of one query on its scale, which its first scores make where there is none."""
+        if self._scales[query] is None:
+            self._scales[query] = ScoreScale.of_first(scores)
+        return self.of(query).rarity(scores)
+
+    def of(self, query: int) -> ScoreScale:
+        """The scale of one query; before any score, the identity."""
+        return self._scales[query] or ScoreScale.plain()
+
+
+def _between_0_and_1(scores: FloatArray) -> tuple[FloatArray | None, FloatArray]:
+    """Steps of probabilities and their log-odds, where scores are probabilities; no steps where they are not.
+
+    Scores of exactly 0 or 1, rounded or given as grades, count as half as far from it as the nearest other score is.
+    """
+    inside = scores[(scores > 0) & (scores < 1)]
+    if not len(inside) or scores.min() < 0 or scores.max() > 1:
+        return None, np.empty(0)
+    low = np.log(inside.min() / 2 / (1 - inside.min() / 2)) if (scores == 0).any() else -_MOST_LOG_ODDS
+    rest = 1 - inside.max()
+    high = -np.log(rest / 2 / (1 - rest / 2)) if (scores == 1).any() else _MOST_LOG_ODDS
+    log_odds = np.linspace(max(low, -_MOST_LOG_ODDS), min(high, _MOST_LOG_ODDS), KNOTS)
+    return 1 / (1 + np.exp(-log_odds)), log_odds
 
 
 def _along(values: FloatArray, source: FloatArray, target: FloatArray) -> FloatArray:

@@ -20,7 +20,6 @@ from adacur.search.tuned import Gain, GaussianSettings, Prediction, TriedFirst, 
 
 # In the order in which they are tried: what matters most, first.
 _QUICK: Mapping[str, tuple[Any, ...]] = {
-    "first_weight": (None, 0.1, 0.25, 0.5),
     "rounds": (5, 10),
     "first_batch": (None, 0.3),
 }

@@ -96,7 +96,7 @@ class JudgedQueries:
 
     def most_calls(self, index: AnchorIndex, *, k: int, budget: int) -> int:
         """Scorer calls that choosing by them makes at most."""
-        per_query = (len(stages_of(index)) + 2) * budget + sum(_smaller_budgets(k, budget))
+        per_query = (len(stages_of(index)) + 1) * budget + sum(_budgets(k, budget))
         return per_query * sum(query.text not in self.known for query in self.queries)
 
 
@@ -124,7 +124,7 @@ class JudgedSearches:
             measure=f"nDCG@{k}",
             seed=seed,
         )
-        self._budgets = sorted({*(max(k, round(share * largest)) for share in _SHARES), largest})
+        self._budgets = _budgets(k, largest)
 
     def choose(self) -> Way:
         """The first stage, budget, weight and pool whose quality is best, each only for a gain that can be seen.
@@ -211,8 +211,9 @@ def _with(way: Way, settings: GaussianSettings) -> Way:
     return way if way.method == "rerank" else way._replace(method=settings)
 
 
-def _smaller_budgets(k: int, largest: int) -> list[int]:
-    return sorted({max(k, round(share * largest)) for share in _SHARES} - {largest})
+def _budgets(k: int, largest: int) -> list[int]:
+    """The calls that are tried, fewest first."""
+    return sorted({*(max(k, round(share * largest)) for share in _SHARES), largest})
 
 
 def is_gain(differences: FloatArray) -> bool:

@@ -32,7 +32,7 @@ from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
 from adacur.search.stopping import Stop
-from adacur.search.tuned import GaussianSettings, first_weight_of
+from adacur.search.tuned import GaussianSettings
 
 
 class Way(NamedTuple):
@@ -171,8 +171,8 @@ class Searches:
         settings, make = way.method, AdaCUR
         if to_the_end:
             settings, make = replace(settings, rounds=ROUNDS, first_batch=FIRST_BATCH), _ToTheEnd
-        slopes, n_anchors = None if stage is None else self._slopes(stage), len(self._index.anchor_queries)
-        return method_of(settings, self._model, n_anchors=n_anchors, slopes=slopes, seed=self._seed, make=make)
+        slopes = None if stage is None else self._slopes(stage)
+        return method_of(settings, self._model, slopes=slopes, seed=self._seed, make=make)
 
 
 class Asked(Placed):
@@ -242,7 +242,6 @@ def method_of(
     settings: GaussianSettings,
     model: GaussianModel,
     *,
-    n_anchors: int,
     slopes: RankSlopes | None = None,
     seed: int = 0,
     make: type[AdaCUR] = AdaCUR,
@@ -258,7 +257,6 @@ def method_of(
             slopes=slopes,
         ),
         first_batch=settings.first_batch,
-        first_weight=first_weight_of(settings, n_anchors),
     )
 
 

@@ -289,10 +289,15 @@ class QueryBatch:
                 "effort needs predictions that know how far they may be off, and those of this method do not. "
                 "Search with method='gaussian', or with AdaCUR(approximator=GaussianModel(…))."
             )
-        in_scores = np.asarray if approximation is None else approximation.in_scores
         self.searches = [
-            AskTell(plan, query, k, candidates=some, in_scores=in_scores)
-            for query, some in zip(queries, candidates, strict=True)
+            AskTell(
+                plan,
+                query,
+                k,
+                candidates=some,
+                in_scores=np.asarray if approximation is None else partial(approximation.in_scores, at),
+            )
+            for at, (query, some) in enumerate(zip(queries, candidates, strict=True))
         ]
         self.listed = listed
         self._plan = plan
@@ -365,7 +370,8 @@ class QueryBatch:
     def final_predictions(self) -> Sequence[FloatArray | None]:
         """Predicted scores of every item after all rounds, per query."""
         assert self._approximation is not None
-        return [_finite(self._approximation.in_scores(np.asarray(row))) for row in self._approximation.predict()]
+        in_scores, rows = self._approximation.in_scores, self._approximation.predict()
+        return [_finite(in_scores(at, np.asarray(row))) for at, row in enumerate(rows)]
 
     def _settle(self, approximation: Approximation) -> None:
         assert isinstance(approximation, UncertainApproximation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,13 +9,8 @@ import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.model import Uniform
-from adacur.model.acquire import ROUNDING, SCORES_THAT_TELL
-from adacur.model.rank_slopes import RANKS_THAT_COUNT, RISE
 from adacur.protocols import Acquisition
 from adacur.records import Item
-
-# BLAS starts threads for longer vectors, which cost more than they save.
-_AT_A_TIME = 8192
 
 
 class Candidates(Protocol):
@@ -38,7 +32,7 @@ class Candidates(Protocol):
         ...
 
     def best(self, n: int, *, acquisition: Acquisition, stream: int, predicted: Any) -> tuple[IntArray, FloatArray]:
-        """At most n positions as `acquisition` chooses them, and the raised predictions they were chosen by."""
+        """At most n positions as `acquisition` chooses them, and the predictions they were chosen by."""
         ...
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
@@ -46,7 +40,7 @@ class Candidates(Protocol):
         ...
 
     def predictions(self, predicted: Any, positions: IntArray) -> FloatArray:
-        """The predictions for these positions, before the first stage raises them."""
+        """The predictions for these positions."""
         ...
 
     def scored(self, positions: IntArray) -> None:
@@ -62,37 +56,16 @@ class Candidates(Protocol):
         return ()
 
 
-def raised_by(
-    ranks: IntArray, values: FloatArray, *, deviation: float, first_weight: float, n_scored: int
-) -> FloatArray | None:
-    """What a first stage adds to the predictions `values` of the items that it ranks; None for nothing.
-
-    The logarithm of the rank, in units of the predictions' standard deviation, fading as the query is scored.
-    """
-    if not first_weight or not len(values):
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        height = abs(float(values[0]))
-    if deviation <= ROUNDING * height:
-        # Equal predictions say nothing: the first stage alone decides.
-        deviation = max(1.0, height)
-    unit = deviation / (1 / first_weight + n_scored / SCORES_THAT_TELL)
-    return np.asarray(unit * RISE[ranks]) if np.isfinite(unit) else None
-
-
 @dataclass(slots=True, eq=False)
 class CandidatesInMemory(Candidates):
     """Candidates over a row of predictions in memory.
 
-    `unscored` marks the items that may still be scored. `first_weight` is the weight of the first stage beside the
-    predictions; it fades with `n_scored`.
+    `unscored` marks the items that may still be scored.
     """
 
     unscored: BoolArray
     item_keys: KeyArray
     found: IntArray
-    first_weight: float
-    n_scored: int = 0
 
     @property
     def n_left(self) -> int:
@@ -112,9 +85,8 @@ class CandidatesInMemory(Candidates):
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, predicted: FloatArray
     ) -> tuple[IntArray, FloatArray]:
-        raised = self._raised(predicted)
-        positions = acquisition.choose(raised, unscored=self._read_only(), n=n, keys=self.item_keys, stream=stream)
-        return positions, raised[positions]
+        positions = acquisition.choose(predicted, unscored=self._read_only(), n=n, keys=self.item_keys, stream=stream)
+        return positions, predicted[positions]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
         unscored = self.unscored.copy()
@@ -126,7 +98,6 @@ class CandidatesInMemory(Candidates):
 
     def scored(self, positions: IntArray) -> None:
         self.unscored[positions] = False
-        self.n_scored += len(positions)
 
     def keys(self, positions: IntArray) -> KeyArray:
         return self.item_keys[positions]
@@ -136,32 +107,3 @@ class CandidatesInMemory(Candidates):
         unscored = self.unscored.view()
         unscored.flags.writeable = False
         return unscored
-
-    def _raised(self, predicted: FloatArray) -> FloatArray:
-        known = self.found[:RANKS_THAT_COUNT]
-        if not self.first_weight or not len(known):
-            return predicted
-        values = predicted[known]
-        with np.errstate(over="ignore", invalid="ignore"):
-            deviation = _deviation(predicted)
-        rise = raised_by(
-            np.arange(len(known)),
-            values,
-            deviation=deviation,
-            first_weight=self.first_weight,
-            n_scored=self.n_scored,
-        )
-        if rise is None:
-            return predicted
-        raised = predicted.copy()
-        raised[known] = values + rise.astype(predicted.dtype)
-        return raised
-
-
-def _deviation(values: FloatArray) -> float:
-    """The standard deviation, in float64; a block at a time, so that no second copy of all values is made."""
-    mean, squares = values.mean(dtype=np.float64), 0.0
-    for start in range(0, len(values), _AT_A_TIME):
-        block = values[start : start + _AT_A_TIME] - mean
-        squares += float(block @ block)
-    return math.sqrt(squares / len(values)) if len(values) else 0.0

@@ -36,14 +36,11 @@ def batch_on_device(
     allowed: BoolArray,
     n_allowed: int,
     keys: KeyArray,
-    first_weight: float,
     approximation: Any,
 ) -> BatchOnDevice:
     """Searches of these queries, given what the first stage found; only the `allowed` items may be scored."""
     candidates = [CandidatesOnDevice(some, allowed, n_allowed, keys) for some in found]
-    batch = BatchOnDevice(plan, queries, k, candidates=candidates, listed=listed, approximation=approximation)
-    batch.first_weight = first_weight
-    return batch
+    return BatchOnDevice(plan, queries, k, candidates=candidates, listed=listed, approximation=approximation)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,9 +61,9 @@ class CandidatesOnDevice(Candidates):
         return self.found[~np.isin(self.found, self._scored)][:n]
 
     def best(self, n: int, *, acquisition: Acquisition, stream: int, predicted: TopN) -> tuple[IntArray, FloatArray]:
-        positions, raised = predicted.positions, predicted.raised
-        order = best_positions(raised, n, keys=self.item_keys[positions])
-        return positions[order], raised[order]
+        positions, values = predicted
+        order = best_positions(values, n, keys=self.item_keys[positions])
+        return positions[order], values[order]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
         left = self.allowed.copy()
@@ -89,7 +86,6 @@ class BatchOnDevice(QueryBatch):
     """Searches that step together, with one computation on the device for all of them."""
 
     computes_together = True
-    first_weight = 0.0
 
     def wanted(self) -> DevicePosterior | None:
         if self._predicted is not None or not self.goes_on or not any(search.rounds for search in self.searches):
@@ -109,5 +105,4 @@ class BatchOnDevice(QueryBatch):
         candidates = self.searches[0].candidates
         assert isinstance(candidates, CandidatesOnDevice)
         allowed = None if candidates.n_allowed == len(candidates.allowed) else candidates.allowed
-        found = [search.candidates.found for search in self.searches]
-        return Request(n, found, first_weight=self.first_weight, allowed=allowed)
+        return Request(n, allowed)

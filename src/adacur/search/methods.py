@@ -21,7 +21,7 @@ from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS, Effort, check_effor
 from adacur.search.finish import Documents, FirstStageAlone, Floors
 from adacur.search.plan import KeepPredictions, Model, Plan
 from adacur.search.stopping import Stop
-from adacur.search.tuned import default_settings, first_weight_of
+from adacur.search.tuned import default_settings
 from adacur.spelling import did_you_mean
 from adacur.store import AnchorTable
 
@@ -97,7 +97,6 @@ _RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "seed": ("a whole number", is_whole),
     "split": ("the anchor items' share of the budget, between 0 and 1", lambda value: 0 < value < 1),
     "first_batch": ("the first round's share of the budget, between 0 and 1", lambda value: 0 < value < 1),
-    "first_weight": ("the first stage's weight, from 0 up", lambda value: 0 <= value < float("inf")),
     "keep_predictions": ("False, 'last' or 'all'", lambda value: value in (False, "last", "all")),
 }
 
@@ -125,7 +124,6 @@ class Gaussian(_Checked):
     - `rounds`: how many rounds the budget is spent in;
     - `seed`: of the random draws;
     - `first_batch`: the first round's share of the budget;
-    - `first_weight`: the first stage's weight beside the predictions;
     - `keep_predictions`: the predicted scores of all items in the trace: of the "last" round, or of "all".
     """
 
@@ -135,14 +133,13 @@ class Gaussian(_Checked):
     rounds: int | None = None
     seed: int = 0
     first_batch: float | None = None
-    first_weight: float | None = None
     keep_predictions: KeepPredictions = False
 
     def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan with settings tuned or chosen for k."""
         tuning = source.tuned(k=k, budget=base.purse.calls, first=base.first.name if base.first else None)
         settings = tuning.settings if tuning else default_settings(k)
-        names = ("rounds", "first_batch", "first_weight")
+        names = ("rounds", "first_batch")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         settings = replace(settings, **given)
         model = source.gaussian_model()
@@ -152,13 +149,11 @@ class Gaussian(_Checked):
             locality=settings.locality,
             slopes=source.rank_slopes(base.first),
         )
-        weight = first_weight_of(settings, len(source.anchors.anchor_queries))
         return replace(
             base,
             model=Model(source.anchors, adjusted, self.keep_predictions),
             acquisition=TopK(),
             sizes=partial(in_rounds, rounds=settings.rounds, first_batch=settings.first_batch),
-            candidates=replace(base.candidates, first_weight=weight),
             seed=self.seed,
             notes={**base.notes, "tuned_for": (tuning.k, tuning.budget) if tuning else None},
         )
@@ -173,7 +168,6 @@ class _Adaptive(_Checked):
     approximator: Approximator | None = None
     acquisition: Acquisition = field(default_factory=TopK)
     first_batch: float | None = None
-    first_weight: float = 0.0
     keep_predictions: KeepPredictions = False
 
     def _in_rounds(self, base: Plan, anchors: AnchorScores, approximator: Approximator) -> Plan:
@@ -182,7 +176,6 @@ class _Adaptive(_Checked):
             model=Model(anchors, approximator, self.keep_predictions),
             acquisition=self.acquisition,
             sizes=partial(in_rounds, rounds=self.rounds, first_batch=self.first_batch),
-            candidates=replace(base.candidates, first_weight=self.first_weight),
             seed=self.seed,
         )
 
@@ -194,7 +187,7 @@ class AdaCUR(_Adaptive):
     - `rounds`, `seed`: how many rounds, and the seed of the random draws;
     - `approximator`: how the scores of all items follow from a few exact ones; the paper's pseudo-inverse by default;
     - `acquisition`: which items to score next: `TopK()`, `Softmax(…)` or `Uniform()`;
-    - `first_batch`, `first_weight`, `keep_predictions`: as for `Gaussian`. The paper has none of these.
+    - `first_batch`, `keep_predictions`: as for `Gaussian`. The paper has none of these.
     """
 
     name: ClassVar[str] = "adacur"

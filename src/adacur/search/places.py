@@ -10,7 +10,7 @@ import numpy as np
 
 from adacur.arrays import BoolArray, IntArray
 from adacur.first_stages import Placed
-from adacur.model.rank_slopes import RANKS_THAT_COUNT
+from adacur.model.rank_slopes import ITEMS_OF_A_TERM, RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Ranking
 from adacur.records import Query
 from adacur.search.asktell import NONE, QueryBatch
@@ -31,13 +31,11 @@ class InMemory:
     """The items of an index.
 
     - `start`: whether only the first stage's best N may be scored, its pool;
-    - `filter`: only items that pass it;
-    - `first_weight`: how much the first stage raises predictions.
+    - `filter`: only items that pass it.
     """
 
     start: First
     filter: Filter | None = None
-    first_weight: float = 0.0
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
         """Ready for searches of this plan."""
@@ -48,17 +46,13 @@ class InMemory:
         return {
             "pool": self.start.pool,
             "filtered": self.filter is not None,
-            "first_weight": self.first_weight,
             "engine": None,
         }
 
 
 def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
     """The candidates of several queries, given what the first stage found; only the `allowed` may be scored."""
-    place = plan.candidates
-    assert isinstance(place, InMemory)
-    keys, weight = plan.items.keys, place.first_weight
-    return [CandidatesInMemory(allowed.copy(), keys, some, weight) for some in found]
+    return [CandidatesInMemory(allowed.copy(), plan.items.keys, some) for some in found]
 
 
 class OpenMemory:
@@ -83,7 +77,10 @@ class OpenMemory:
         """Ask the first stage, and begin a search of each query."""
         plan, place = self._plan, self._place
         found, answers, lists = self._found(queries)
-        approximation = None if plan.model is None else plan.model.begin(queries, lists)
+        terms: Sequence[Sequence[Ranking]] = ()
+        if plan.uses_ranks and isinstance(plan.first, Placed) and plan.purse.calls >= SCORES_FOR_TERMS:
+            terms = plan.first.terms(queries, ITEMS_OF_A_TERM)
+        approximation = None if plan.model is None else plan.model.begin(queries, lists, terms)
         needs_scores = plan.listed or not plan.purse.calls
         listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
         if place.start.pool is None and chooses_on_device(plan, approximation):
@@ -96,7 +93,6 @@ class OpenMemory:
                 allowed=self._allowed,
                 n_allowed=self._n_allowed,
                 keys=plan.items.keys,
-                first_weight=place.first_weight,
                 approximation=approximation,
             )
         candidates = in_memory(plan, found, self._allowed)
@@ -121,8 +117,6 @@ class OpenMemory:
         n = self._place.start.pool or (
             plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed)
         )
-        if self._place.first_weight:
-            n = max(n, min(RANKS_THAT_COUNT, self._n_allowed))
         n = max(n, min(plan.listed, self._n_allowed))
         # Ranks are among all items, filtered or not.
         depth = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from adacur.arrays import IntArray
 from adacur.errors import InputError
 from adacur.model.rank_slopes import RANKS_THAT_COUNT
-from adacur.protocols import Acquisition, AnchorScores, Approximation, Approximator, Items, Scorer
+from adacur.protocols import Acquisition, AnchorScores, Approximation, Approximator, Items, Ranking, Scorer
 from adacur.records import Query
 from adacur.search.finish import Finish, Top
 from adacur.search.spending import Limits
@@ -48,17 +48,22 @@ class Model:
         """Whether predictions start from the first stage's ranks."""
         return getattr(self.approximator, "slopes", None) is not None
 
-    def begin(self, queries: Sequence[Query], lists: Sequence[Sequence[IntArray]], **features: Any) -> Approximation:
-        """A fresh approximation; `lists` are, per query, what each first stage found."""
-        ranks = {"ranks": lists} if self.takes_ranks else {}
-        return self.approximator.begin(self.anchors, queries, **ranks, **features)
+    def begin(
+        self,
+        queries: Sequence[Query],
+        lists: Sequence[Sequence[IntArray]],
+        terms: Sequence[Sequence[Ranking]] = (),
+        **features: Any,
+    ) -> Approximation:
+        """A fresh approximation; `lists` are, per query, what each first stage found, `terms` what each word adds."""
+        listed = {"ranks": lists, "terms": terms} if self.takes_ranks else {}
+        return self.approximator.begin(self.anchors, queries, **listed, **features)
 
 
 class Place(Protocol):
     """Where the items are that may be scored: in memory, or where an extra keeps them. A frozen dataclass.
 
-    Methods set its `first_weight` (how much the first stage raises predictions) and `keys` (the items' random keys,
-    where they are stored).
+    Methods set its `keys` (the items' random keys, where they are stored).
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

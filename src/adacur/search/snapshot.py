@@ -234,8 +234,10 @@ class Snapshot:
 
     def rank_slopes(self, first: Any) -> RankSlopes | None:
         """How scores depend on the ranks of this first stage, learned from anchor queries; None without either."""
-        if first is None or not self.anchors.anchor_queries:
+        if first is None:
             return None
+        if not self.anchors.anchor_queries:
+            return RankSlopes.assumed(first.n_stages)
         if (slopes := self._known_slopes(first)) is not None:
             return slopes
         with self._learning:

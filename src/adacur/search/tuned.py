@@ -22,10 +22,6 @@ _TYPE = "adacur_tuned"
 _FORMAT = 3
 # The methods that use what judgements choose: budget, fuse and pool.
 JUDGED_METHODS = ("gaussian", "rerank")
-# The first stage's weight without anchor queries, and the number of these that halves it: they tell what ranks are
-# worth.
-_FIRST_WEIGHT = 3.0
-_ANCHORS_THAT_TELL = 2
 # A tuning serves searches whose k and budget are within this factor of its own.
 REACH = 2
 
@@ -39,8 +35,7 @@ class GaussianSettings:
     """How `method="gaussian"` predicts and spends.
 
     `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
-    queries). `first_batch` is the first round's share of the budget (None: as much as any other), and `first_weight`
-    the first stage's weight beside the predictions (None: it falls with the number of anchor queries).
+    queries). `first_batch` is the first round's share of the budget (None: as much as any other).
     """
 
     rounds: int = 5
@@ -48,19 +43,11 @@ class GaussianSettings:
     embedding_weight: float | None = None
     locality: float | None = None
     first_batch: float | None = None
-    first_weight: float | None = None
 
 
 def default_settings(k: int) -> GaussianSettings:
     """Settings for this k that do well on every collection tried."""
     return GaussianSettings(first_batch=0.3) if k <= 30 else GaussianSettings()
-
-
-def first_weight_of(settings: GaussianSettings, n_anchors: int) -> float:
-    """The first stage's weight, which fades by default as anchor queries tell what its ranks are worth."""
-    if settings.first_weight is not None:
-        return settings.first_weight
-    return _FIRST_WEIGHT / (1 + n_anchors / _ANCHORS_THAT_TELL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1048,7 +1048,7 @@ def test_every_route_is_described(client):
     assert search["method"]["anyOf"][0]["enum"] == list(METHODS)
     # What a method takes is read off the table of methods.
     assert "anncur" in search["split"]["description"]
-    assert {"rounds", "seed", "first_weight"} <= set(search)
+    assert {"rounds", "seed", "first_batch"} <= set(search)
     assert "approximator" not in search
 
 

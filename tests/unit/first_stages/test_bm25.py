@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from adacur.errors import DamagedIndex, EmptyInput, UnknownName
@@ -84,3 +85,39 @@ def test_files_that_disagree_are_refused(tmp_path) -> None:
     (tmp_path / "ids.utf8").unlink()
     with pytest.raises(DamagedIndex):
         BM25.load(tmp_path)
+
+
+def words_of_items(n: int = 60) -> list[Item]:
+    kinds = ("river", "castle", "lamp", "violin")
+    return [Item(f"i{at}", " ".join([kinds[at % 4]] * (1 + at % 3) + [kinds[at % 3]])) for at in range(n)]
+
+
+def test_what_words_add_sums_to_the_score() -> None:
+    stage = BM25.build(words_of_items())
+    (terms,), (ranking,) = stage.terms(["lamp violin lamp"], 60), stage.search(["lamp violin"], 60)
+    assert len(terms) == 2
+    total = np.zeros(60)
+    for positions, added in terms:
+        total[positions] += added
+    assert total[ranking.positions] == pytest.approx(ranking.scores, rel=1e-5)
+    assert np.count_nonzero(total) == len(ranking.positions)
+
+
+@pytest.mark.parametrize("query", ["zebra", "the at", "?!", "x"])
+def test_a_query_without_a_known_word_has_no_terms(query) -> None:
+    assert BM25.build(ITEMS).terms([query], 3) == [[]]
+
+
+def test_a_word_of_too_many_items_counts_where_it_adds_most_whatever_their_order() -> None:
+    items = words_of_items()
+
+    def added(items: list[Item]) -> dict[str, float]:
+        stage = BM25.build(items)
+        ((positions, values),) = stage.terms(["lamp"], 7)[0]
+        return {stage.ids[at]: value for at, value in zip(positions.tolist(), values.tolist(), strict=True) if value}
+
+    whole = BM25.build(items).terms(["lamp"], 60)[0][0].scores
+    forwards = added(items)
+    assert added(items[::-1]) == pytest.approx(forwards)
+    assert 0 < len(forwards) <= 7 < len(whole)
+    assert max(forwards.values()) == pytest.approx(np.sort(whole)[-1] - np.sort(whole)[-8])

@@ -60,7 +60,7 @@ def test_the_prediction_is_the_conditional_mean_written_out(popularity, n_stages
     )
     state = gaussian.begin(world.index, world.test, [lists])
     state.tell([positions], [world.test_scores[0][positions]])
-    predicted = state.in_scores(state.predict())[0]
+    predicted = state.in_scores(0, state.predict()[0])
 
     scale = ScoreScale.of(world.index.matrix)
     rows = scale.rarity(world.index.matrix).T
@@ -90,7 +90,7 @@ def test_the_prediction_is_the_conditional_mean_written_out(popularity, n_stages
     assert {0.0: trust < 0.5, 1.0: 0.3 < trust < 0.95, 5.0: trust == 1}[popularity]
     trust += (1 - trust) * np.clip(regressed(everyone, vector, np.ones((12, 1)))[0], 0, 1)
     centred = embeddings - embeddings.mean(axis=0)
-    covariance = (residuals.T * weights) @ residuals + 0.5 * variance
+    covariance = (residuals.T * weights) @ residuals + 2 * variance
     covariance += 0.7 * variance * centred @ centred.T / (centred**2).sum(axis=1).mean()
     prior = mean.mean() + trust * (mean - mean.mean()) + regressed(everyone, vector, rows - mean)
     if slopes is not None:
@@ -189,7 +189,7 @@ def test_an_anchor_query_like_the_new_one_leads_before_anything_is_scored() -> N
 
     state = GaussianModel(embed_queries=like_the_fifth, query_noise=1e-3).begin(world.index, world.test)
     expected = world.index.matrix[:, 4]
-    assert state.in_scores(state.predict())[0] == pytest.approx(expected, abs=0.1)
+    assert state.in_scores(0, state.predict()[0]) == pytest.approx(expected, abs=0.1)
 
 
 def test_chances_rise_with_the_prediction_and_fall_with_the_score_to_beat() -> None:

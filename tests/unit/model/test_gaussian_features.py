@@ -81,11 +81,10 @@ def test_a_repr_names_columns_and_device() -> None:
     assert "embedding_weight=auto" in repr(GaussianModel(features=features))
 
 
-@pytest.mark.parametrize("first_weight", [0.0, 0.25])
-def test_a_search_on_a_device_scores_the_items_that_numpy_would(first_weight) -> None:
+def test_a_search_on_a_device_scores_the_items_that_numpy_would() -> None:
     pytest.importorskip("torch")
     on_device = gaussian(device="cpu")
-    assert found(on_device, first_weight=first_weight) == found(gaussian(), first_weight=first_weight)
+    assert found(on_device) == found(gaussian())
     assert isinstance(told(on_device), DevicePosterior)
     assert np.stack([np.asarray(row) for row in told(on_device).predict()]) == pytest.approx(
         told(gaussian()).predict(), abs=1e-4
@@ -97,4 +96,4 @@ def test_compressed_features_search_on_a_device_too() -> None:
     features = gaussian().compressed(WORLD.index, rank=30, storage="float16")
     host = GaussianModel(embed_queries=embed_queries, features=features)
     device = GaussianModel(embed_queries=embed_queries, features=features, device="cpu")
-    assert found(device, first_weight=0.25) == found(host, first_weight=0.25)
+    assert found(device) == found(host)

@@ -7,6 +7,7 @@ import pytest
 
 from adacur.model import GaussianModel
 from adacur.model.rank_slopes import RISE, RankSlopes, rises
+from adacur.protocols import Ranking
 from tests.conftest import World, make_world
 
 
@@ -99,3 +100,14 @@ def test_an_anchor_query_s_own_scores_do_not_explain_it() -> None:
         wanted = world.anchor_scores[column] - predicted.predict()[0]
         left = _unexplained(features, column, np.arange(60), kernel, sums)
         assert left - left.mean() == pytest.approx(wanted - wanted.mean(), abs=1e-8)
+
+
+def test_words_are_features_beside_ranks_whose_slopes_are_learned() -> None:
+    slopes = RankSlopes(np.array([0.5]), np.array([[0.04]]))
+    terms = [Ranking(np.array([9, 2]), np.array([1.5, 3.0])), Ranking(np.array([4]), np.array([2.0]))]
+    listed = slopes.features([np.array([4, 2])], terms)
+    assert listed.positions.tolist() == [2, 4, 9]
+    assert listed.values[:, 1:].tolist() == [[3.0, 0.0], [0.0, 2.0], [1.5, 0.0]]
+    assert listed.values[:, 0].tolist() == [RISE[1], RISE[0], 0.0]
+    assert listed.means.tolist() == [0.5, 0.0, 0.0]
+    assert np.diag(listed.covariance) == pytest.approx([0.04, 0.09, 0.09])

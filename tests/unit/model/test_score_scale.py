@@ -58,3 +58,37 @@ def test_of_many_items_a_sample_is_drawn_that_does_not_depend_on_their_order() -
 def test_scores_that_never_vary_are_left_as_they_are() -> None:
     scale = ScoreScale.of(np.full((5, 3), 2.0))
     assert scale.rarity(np.array([2.0, 3.0])).tolist() == [2.0, 3.0]
+
+
+def some_logits(n: int = 30) -> np.ndarray:
+    return np.random.default_rng(1).normal(-6, 3, size=n)
+
+
+def test_probabilities_are_modelled_as_the_logits_they_came_from() -> None:
+    first, later = some_logits(), np.linspace(-11, 9, 50)
+    plain, odds = ScoreScale.of_first(first), ScoreScale.of_first(1 / (1 + np.exp(-first)))
+    assert odds.rarity(1 / (1 + np.exp(-later))) == pytest.approx(plain.rarity(later), abs=1e-3)
+    assert odds.score(plain.rarity(later)) == pytest.approx(1 / (1 + np.exp(-later)), abs=1e-3)
+
+
+@pytest.mark.parametrize("change", [lambda x: 1000 * x - 7, lambda x: x * 1e200, lambda x: x / 1e200], ids=str)
+def test_first_scores_are_modelled_the_same_in_whatever_units(change) -> None:
+    rarities = ScoreScale.of_first(some_logits()).rarity(some_logits())
+    assert ScoreScale.of_first(change(some_logits())).rarity(change(some_logits())) == pytest.approx(rarities)
+
+
+@pytest.mark.parametrize("scores", [[3.0] * 5, [0.0] * 5, [1.0] * 5, [0.5], [-1e200] * 3], ids=str)
+def test_equal_first_scores_have_a_scale_on_which_others_differ(scores) -> None:
+    scale = ScoreScale.of_first(np.array(scores))
+    assert scale.rarity(np.array(scores)) == pytest.approx(np.zeros(len(scores)), abs=1e-9)
+    higher = scale.rarity(np.array(scores[:1]) + max(1.0, abs(scores[0])))[0]
+    assert 0 < higher < np.inf
+
+
+def test_yes_and_no_differ_and_grades_keep_their_order() -> None:
+    assert np.diff(ScoreScale.of_first(np.array([0.0, 0, 0, 1])).rarity(np.array([0.0, 1])))[0] > 0
+    grades = np.array([0, 0.25, 0.5, 0.75, 1])
+    steps = np.diff(ScoreScale.of_first(grades).rarity(grades))
+    # The ends are no further out than the others are apart.
+    assert (steps > 0).all()
+    assert steps.max() < 2 * steps.min()

@@ -14,7 +14,7 @@ import pytest
 
 import adacur
 from adacur import AdaCUR, AnchorIndex, Gaussian, Item, Query
-from adacur.errors import DamagedIndex, InputError, OtherFormat
+from adacur.errors import DamagedIndex, OtherFormat
 from adacur.first_stages import Matrix
 from adacur.model import GaussianModel, PseudoInverse
 from adacur.replay import top_k_recall, tune
@@ -35,7 +35,7 @@ from adacur.search.tuned import (
 )
 from adacur.store import AnchorTable, locked
 
-SETTINGS = GaussianSettings(rounds=4, first_batch=0.5, first_weight=0.1)
+SETTINGS = GaussianSettings(rounds=4, first_batch=0.5)
 
 
 class Untouchable:
@@ -257,16 +257,6 @@ def test_a_method_that_has_not_failed_yet_may_still_fail(replayed) -> None:
     assert 0.8 < perfect.low < 1
 
 
-def test_too_few_anchor_queries_are_refused_with_the_number_needed_and_how_to_add_them(make_world) -> None:
-    _, index, _ = replayed_world(make_world, n_anchors=17)
-    with pytest.raises(InputError):
-        tune(index, k=5, budget=20)
-    assert index.tunings == ()
-    assert tune(index, k=5, budget=len(index)).is_exact
-    with pytest.raises(InputError):
-        tune(replayed_world(make_world)[1], k=5, budget=20, queries=19)
-
-
 def test_a_budget_of_all_items_is_certain_and_nothing_is_kept(replayed) -> None:
     index = replayed[1]
     before, n_items = index.tunings, len(index)
@@ -331,15 +321,14 @@ def test_searches_use_what_was_tuned_and_say_so(make_world, tmp_path: Path) -> N
     again.snapshot.tunings = (replace(tuning, settings=SETTINGS),)
     plan = plan_search(again, 5, budget=20)
     assert plan.settings()["tuned_for"] == (5, 20)
-    assert (plan.sizes(20), plan.candidates.first_weight) == ((10, 4, 3, 3), 0.1)
+    assert plan.sizes(20) == (10, 4, 3, 3)
     assert plan_search(again, 8, budget=30).notes["tuned_for"] == (5, 20)
     assert plan_search(again, 5, budget=20, method=Gaussian(rounds=2)).sizes(20) == (10, 10)
-    assert plan_search(again, 5, budget=20, method=Gaussian(first_weight=0.0)).candidates.first_weight == 0
     assert plan_search(again, 5, budget=20, method=Gaussian(first_batch=0.3)).sizes(20)[0] == 6
     for other in ({"budget": 60}, {"budget": 20, "first": "random"}, {"budget": 20, "method": "adacur"}):
         plan = plan_search(again, 5, **other)
         assert plan.notes["tuned_for"] is None
-        assert plan.candidates.first_weight != 0.1
+        assert plan.sizes(20) != (10, 4, 3, 3)
 
 
 def test_tuning_again_takes_the_place_of_the_same_k_and_budget(make_world, tmp_path: Path) -> None:
@@ -481,7 +470,7 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     searches = Searches(index.anchors, held_out.queries, k=10, stages=stages, **given)
     tuning = choose_settings(searches, budget=50, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
-    method = method_of(settings, gaussian, n_anchors=len(bed.anchor_queries), slopes=slopes)
+    method = method_of(settings, gaussian, slopes=slopes)
     searched = AnchorIndex(index.anchors, scorer=scorer)
     hits = searched.search(bed.test_queries, 10, budget=50, method=method, first=first)
     measured = top_k_recall(hits, bed.exact_scores, k=10).mean()

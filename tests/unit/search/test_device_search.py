@@ -79,8 +79,7 @@ def rounds_of(hits: Any) -> list[set[int]]:
     "options",
     [
         {},
-        {"method": Gaussian(first_weight=0.0)},
-        {"method": Gaussian(first_weight=2.0, rounds=7)},
+        {"method": Gaussian(rounds=7)},
         {"method": Stopping(stop_when=0.8)},
         {"method": Gaussian(keep_predictions="last")},
         {"filter": {"parity": 1}},
@@ -234,7 +233,7 @@ def test_an_error_in_one_half_ends_the_search(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("options", [{}, {"bm25": True}, {"n_anchors": 0}, {"twins": True}], ids=str)
-@pytest.mark.parametrize("method", [Gaussian(), Gaussian(first_weight=0.0, rounds=7)], ids=str)
+@pytest.mark.parametrize("method", [Gaussian(), Gaussian(rounds=7)], ids=str)
 def test_a_recorded_choice_is_the_same_choice(options: Any, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[Any] = []
 

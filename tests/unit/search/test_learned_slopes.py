@@ -52,9 +52,7 @@ def made(n_anchors: int = N_ANCHORS, **options) -> AnchorIndex:
 
 
 def recall(index: AnchorIndex, first: FirstStage, slopes: RankSlopes | None) -> float:
-    method = method_of(
-        GaussianSettings(first_weight=0.0), index.snapshot.gaussian_model(), n_anchors=N_ANCHORS, slopes=slopes
-    )
+    method = method_of(GaussianSettings(), index.snapshot.gaussian_model(), slopes=slopes)
     return float(
         top_k_recall(index.search(TEST, 10, budget=50, method=method, first=first), SCORES[N_ANCHORS:], k=10).mean()
     )
@@ -170,17 +168,12 @@ def test_a_table_of_other_queries_is_assumed_to_be_what_most_are() -> None:
     assert index.search(TEST[0], 5, budget=30, first=first).trace.calls == 30
 
 
-def test_one_anchor_query_tells_nothing_of_slopes_and_none_leaves_the_first_stage_its_weight() -> None:
+def test_with_one_anchor_query_and_with_none_slopes_are_assumed() -> None:
     first = stage(0.3)
     one, none = made(1), made(0)
-    slopes = one.snapshot.rank_slopes(placed(first, one.snapshot.anchors.items))
-    assert slopes.means.tolist() == RankSlopes.assumed(1).means.tolist()
-    assert none.snapshot.rank_slopes(placed(first, none.snapshot.anchors.items)) is None
-    weights = [
-        index.search(TEST[0], 5, budget=30, first=first).trace.settings["first_weight"]
-        for index in (one, made(5), made())
-    ]
-    assert weights == pytest.approx([3 / 1.5, 3 / 3.5, 3 / 16])
+    for index in (one, none):
+        slopes = index.snapshot.rank_slopes(placed(first, index.snapshot.anchors.items))
+        assert slopes.means.tolist() == RankSlopes.assumed(1).means.tolist()
     for index in (one, none):
         hits = index.search(TEST, 10, budget=50, first=first)
         reranked = index.search(TEST, 10, budget=50, method="rerank", first=first)

@@ -98,7 +98,7 @@ def test_a_method_that_there_is_not_is_named_with_the_nearest() -> None:
     [
         ("gaussian", "rounds", 0),
         ("adacur", "rounds", 2.5),
-        ("adacur", "first_weight", -1),
+        ("adacur", "first_batch", -1),
         ("anncur", "split", 0.0),
         ("gaussian", "first_batch", 1.0),
         ("rerank", "seed", 0.5),
@@ -122,7 +122,7 @@ def test_single_values_make_the_same_options_as_objects(dense_index) -> None:
     assert flat["method"] == AdaCUR(rounds=3)
     assert (flat["first"], flat["fuse"]) == (First("dense", pool=20), 0.5)
     assert flat["budget"] == Budget(40, deadline=9.0)
-    assert search_options(dense_index, first_weight=0.9)["method"] == Gaussian(first_weight=0.9)
+    assert search_options(dense_index, first_batch=0.9)["method"] == Gaussian(first_batch=0.9)
     assert set(search_options(dense_index).values()) == {None}
 
 

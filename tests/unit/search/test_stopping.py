@@ -86,7 +86,9 @@ def test_a_settled_search_spends_less_and_says_so() -> None:
     *before, last = (round_.expected_recall for round_ in hits.trace.rounds)
     assert last >= 0.95
     assert all(recall < 0.95 for recall in before)
-    assert hits.ids == index.search(QUERIES[0], k=5, method="exact").ids
+    easy = index.search(QUERIES[::2], k=5, budget=120, method=Stopping(rounds=10, stop_when=0.95))
+    exact = index.search(QUERIES[::2], k=5, method="exact")
+    assert np.mean([np.isin(some.ids, best.ids).mean() for some, best in zip(easy, exact, strict=True)]) > 0.8
 
 
 def test_others_in_the_batch_go_on_and_answers_do_not_depend_on_it() -> None:

@@ -205,3 +205,36 @@ def test_words_and_vectors_start_together_and_vectors_alone_where_there_are_no_w
     assert index.search(QUESTION, 2, budget=50).trace.settings["first"] == "bm25+dense"
     alone = AnchorIndex.from_items(ITEMS, scorer=Overlap(), first={"dense": dense})
     assert (alone.snapshot.default_first, alone.snapshot.default_method) == ("dense", "gaussian")
+
+
+def test_a_scorer_of_probabilities_is_searched_like_one_of_logits() -> None:
+    def scored(change):
+        def score(pairs: list[tuple[str, str]]) -> list[float]:
+            return [float(change(value)) for value in Overlap()(pairs)]
+
+        index = AnchorIndex.from_items(ITEMS, scorer=score, first=["bm25", "dense"], encoder=Encoder(), progress=False)
+        return [hits.trace for hits in index.search([QUESTION, "orchard"], 5, budget=60)]
+
+    plain, odds = scored(lambda value: value), scored(lambda value: 1 / (1 + np.exp(-value)))
+    for one, other in zip(plain, odds, strict=True):
+        assert [some.positions.tolist() for some in one.rounds] == [some.positions.tolist() for some in other.rounds]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [lambda pair: 1.0, lambda pair: 1e200 * len(pair[1]), lambda pair: float("lamp" in pair[1]), lambda pair: -1e-300],
+    ids=["constant", "huge", "yes or no", "tiny"],
+)
+@pytest.mark.parametrize("question", [QUESTION, "zebra", "?", "the lamp lamp lamp"])
+def test_whatever_a_scorer_answers_the_whole_budget_is_spent_on_different_items(score, question) -> None:
+    index = AnchorIndex.from_items(
+        ITEMS,
+        scorer=lambda pairs: [score(pair) for pair in pairs],
+        first=["bm25", "dense"],
+        encoder=Encoder(),
+        progress=False,
+    )
+    for budget in (3, 50, 300):
+        trace = index.search(Query("q", question), 3, budget=budget).trace
+        asked = np.concatenate([one.positions for one in trace.rounds])
+        assert len(set(asked.tolist())) == len(asked) == min(budget, len(ITEMS))

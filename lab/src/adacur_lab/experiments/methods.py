@@ -109,12 +109,12 @@ def _adaptive(
     kind: type[AdaCUR | AXN] = AdaCUR,
     **choices: Any,
 ) -> Answers:
-    if settings.get("first_share"):
-        # Stored runs are named by it.
-        raise InputError(f"first_share must be 0, as searches have none; got {settings['first_share']}.")
+    for name in ("first_share", "first_weight"):
+        if settings.get(name):
+            # Stored runs are named by it.
+            raise InputError(f"{name} must be 0, as searches have none; got {settings[name]}.")
     chosen = kind(
         rounds=settings.get("rounds", 1),
-        first_weight=settings.get("first_weight", 0.0),
         seed=settings["seed"],
         keep_predictions=_kept(asked),
         **choices,
@@ -272,7 +272,7 @@ _ONE_SHOT = ("budget", "anchors", "first", "pool", "seed")
 _ORACLE = ("budget", "anchors", "split", "k_masked", "epsilon", "seed")
 
 METHODS: dict[str, Method] = {
-    "gaussian": Method((*_PREDICTING, *_KERNEL, "embeddings"), _gaussian, {"first_weight": 0.25}),
+    "gaussian": Method((*_PREDICTING, *_KERNEL, "embeddings"), _gaussian, {"first_weight": 0.0}),
     "adacur": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0}),
     "adacur_random": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0} | _RANDOM),
     "adacur_softmax": Method((*_PREDICTING, "temperature"), _adacur, {"first_share": 0.0, "temperature": 1.0}),

@@ -1,8 +1,8 @@
 """Searches over items that live in a vector engine: nothing in this process grows with their number.
 
 A round asks the engine for the best unscored items by the prediction's weights, and for the values of those that first
-stages rank, whose predictions are raised. A search numbers the items as it meets them: these positions mean nothing
-outside of it.
+stages rank, whose predictions rise with their ranks. A search numbers the items as it meets them: these positions mean
+nothing outside of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from adacur.model.rank_slopes import RANKS_THAT_COUNT
 from adacur.protocols import Acquisition, Approximation, Ranking
 from adacur.records import Item, Query
 from adacur.search.asktell import NONE, SHORTLIST, QueryBatch
-from adacur.search.candidates import Candidates, raised_by
+from adacur.search.candidates import Candidates
 from adacur.search.finish import LISTED
 from adacur.search.methods import First
 from adacur.search.plan import Plan
@@ -96,16 +96,15 @@ class SeenItems:
 class CandidatesInEngine(Candidates):
     """The candidates of one query: the engine's best items by the last prediction, and those that first stages rank."""
 
-    def __init__(self, touched: SeenItems, found: IntArray, *, first_weight: float, pool: int | None) -> None:
+    def __init__(self, touched: SeenItems, found: IntArray, *, pool: int | None) -> None:
         self.touched = touched
         self._engine = engine = touched.engine
-        self._first_weight = first_weight
         self.found = found
         self._pool = None if pool is None else set(found[:pool].tolist())
         self._n_items = engine.n_items if self._pool is None else len(self._pool)
         self._scored: set[int] = set()
-        # The last prediction: the items, their values, and the values as raised by the first stage.
-        self._known, self._values, self._raised = NONE, np.empty(0), np.empty(0)
+        # The last prediction: the items, and their values.
+        self._known, self._values = NONE, np.empty(0)
 
     @property
     def n_left(self) -> int:
@@ -128,8 +127,6 @@ class CandidatesInEngine(Candidates):
 
     def answered(self, prediction: LinearPrediction, found: Sequence[Found]) -> None:
         """Take the engine's answers to the questions."""
-        outline = self._engine.outline
-        assert outline is not None
         known = [self.touched.positions(some.keys) for some in found]
         values = np.concatenate([some.values for some in found]).astype(np.float64) + prediction.constant
         self._known = np.concatenate(known)
@@ -139,34 +136,19 @@ class CandidatesInEngine(Candidates):
             # An item may have gone since the first stage named it.
             if position in place:
                 rises[place[position]] = rise
-        n_listed = len(known[0])
-        deviation = outline.deviation(prediction, values[:n_listed], rises[:n_listed])
         self._values = values + rises
-        self._raised = self._values.copy()
-        ranked = [(rank, place[at]) for rank, at in enumerate(self.found[:RANKS_THAT_COUNT].tolist()) if at in place]
-        if ranked:
-            ranks, places = (np.array(column, dtype=np.intp) for column in zip(*ranked, strict=True))
-            rise = raised_by(
-                ranks,
-                self._values[places],
-                deviation=deviation,
-                first_weight=self._first_weight,
-                n_scored=len(self._scored),
-            )
-            if rise is not None:
-                self._raised[places] += rise
 
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, predicted: LinearPrediction
     ) -> tuple[IntArray, FloatArray]:
         may = np.array([self._may_score(at) for at in self._known.tolist()], dtype=np.bool_)
-        order = np.argsort(-self._raised[may], kind="stable")[:n]
-        return self._known[may][order], self._raised[may][order]
+        order = np.argsort(-self._values[may], kind="stable")[:n]
+        return self._known[may][order], self._values[may][order]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
         """An engine cannot draw by our seed, so: the best by the last prediction, or a sample of the engine's own."""
         left_out = set(without.tolist())
-        positions = self._known[np.argsort(-self._raised, kind="stable")]
+        positions = self._known[np.argsort(-self._values, kind="stable")]
         if not len(positions) and self._engine.where is None and self._pool is None:
             keys = self._engine.store.sample(n + len(left_out) + len(self._scored))
             positions = self.touched.positions(keys)
@@ -276,11 +258,10 @@ class BatchInEngine(QueryBatch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InEngine:
-    """The items of a collection; `start` and `first_weight` as for `InMemory`."""
+    """The items of a collection; `start` as for `InMemory`."""
 
     engine: EngineItems
     start: First
-    first_weight: float = 0.0
     keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenEngine:
@@ -290,7 +271,7 @@ class InEngine:
 
     def settings(self) -> Mapping[str, Any]:
         filtered, name = self.engine.where is not None, self.engine.store.name
-        return {"pool": self.start.pool, "filtered": filtered, "first_weight": self.first_weight, "engine": name}
+        return {"pool": self.start.pool, "filtered": filtered, "engine": name}
 
 
 class OpenEngine:
@@ -322,7 +303,7 @@ class OpenEngine:
             # All items can be afforded, and some may have been added since the collection was opened.
             engine = replace(engine, n_items=engine.store.count(engine.where))
         touched = SeenItems(engine)
-        ranks_count = place.first_weight or plan.uses_ranks or first.n_stages > 1
+        ranks_count = plan.uses_ranks or first.n_stages > 1
         depth = max(place.start.pool or calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
         if not calls:
             # Some may be without a word.
@@ -348,9 +329,6 @@ class OpenEngine:
             if engine.outline is None:
                 raise InputError(f"{engine.store.name} has no vectors to predict from. Search with method='rerank'.")
             approximation = plan.model.begin(queries, lists, features=engine.outline.features(touched.rows))
-        candidates = [
-            CandidatesInEngine(touched, ranking.positions, first_weight=place.first_weight, pool=place.start.pool)
-            for ranking in rankings
-        ]
+        candidates = [CandidatesInEngine(touched, ranking.positions, pool=place.start.pool) for ranking in rankings]
         listed = [ranking.scores for ranking in rankings if plan.listed or not calls]
         return BatchInEngine(plan, queries, self._k, candidates=candidates, approximation=approximation, listed=listed)

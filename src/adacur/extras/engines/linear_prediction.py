@@ -6,7 +6,6 @@ items.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,16 +101,3 @@ class Outline:
     def weights(self, prediction: LinearPrediction) -> FloatArray:
         """What the engine multiplies vectors by."""
         return prediction.weights[: self.width].astype(np.float32)
-
-    def deviation(self, prediction: LinearPrediction, listed: FloatArray, rises: FloatArray) -> float:
-        """The standard deviation of the predictions of all items, some of which are raised.
-
-        `listed` are predictions before they are raised by `rises`.
-        """
-        weights = self.weights(prediction).astype(np.float64)
-        mean = float(self.mean @ weights) + prediction.constant
-        square = float(weights @ self.covariance @ weights) + mean**2
-        n = max(1, self.n_items)
-        mean += float(rises.sum()) / n
-        square += float((2 * listed * rises + rises**2).sum()) / n
-        return math.sqrt(max(0.0, square - mean**2))

@@ -174,7 +174,7 @@ def _as_searches_predict(
         group = slice(start, start + _AT_ONCE)
         approximation = complete.gaussian_model().begin(complete.anchors, queries[group])
         approximation.tell(positions[group], scores[group])
-        values[group] = [approximation.in_scores(np.asarray(row)) for row in approximation.predict()]
+        values[group] = [approximation.in_scores(at, np.asarray(row)) for at, row in enumerate(approximation.predict())]
     return values
 
 
