@@ -265,7 +265,7 @@ def score(pairs):
     return [2.0 - abs(int(query.split()[1]) - int(item.split()[1])) for query, item in pairs]
 left = [{"id": f"l{n}", "name": f"item {n} colour {n % 5}"} for n in range(0, 400, 2)]
 right = [{"id": f"r{n}", "name": f"thing {n} of colour {n % 5} shape {n % 7}"} for n in range(400)]
-scorer = adacur.scorers.FunctionScorer(score, name="logged-v1", batch_size=8)
+scorer = adacur.scorers.FunctionScorer(score, name="logged-v1")
 adacur.match(left, right, scorer=scorer, above=0.0, path=sys.argv[1], output=sys.argv[1] + ".csv", force=True,
              progress=False)
 """

@@ -1,4 +1,4 @@
-"""The README's chart, from stored results only.
+"""The chart of docs/rivals.md, from stored results only.
 
     python lab/benchmarks/plot_recall.py lab/benchmarks/results/rivals.json docs/recall.png [--k 10] [--first dense]
 

@@ -1,11 +1,12 @@
 """How a server's memory grows with the distinct queries that it answers.
 
-    python lab/benchmarks/server_memory.py [--queries 30000] [--words 200] [--clients 8]
+    python lab/benchmarks/server_memory.py [--queries 30000] [--words 200] [--together 32]
 
 Serves an index of 600 items in a process of its own, with BM25 and a dense first stage that remembers the queries it
-has encoded, and asks it distinct questions of so many words: by search, and every tenth by re-ranking as well. Prints
-the resident memory of that process every 5,000 questions, and by how much it grew with each question since the last
-row. What a server remembers of texts is bounded (`adacur.remembered`, and caches of tokens): its growth has to end.
+has encoded, and asks it distinct questions of so many words: some together by search, and one of them by re-ranking as
+well. Prints the resident memory of that process every 5,000 questions or so, and by how much it grew with each question
+since the last row. What a server remembers of texts is bounded (`adacur.remembered`, and caches of tokens): its growth
+has to end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from adacur.first_stages import EncoderCard
 from adacur.scorers import FunctionScorer
 
 ITEMS, ANCHORS, DIMENSION = 600, 20, 384
-TOLD_EVERY, RERANKED_EVERY = 5000, 10
+TOLD_EVERY = 5000
 
 
 def vectors(texts: Sequence[str]) -> Any:
@@ -84,37 +85,32 @@ def resident(process: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def ask(port: int, process: int, *, queries: int, words: int, clients: int) -> None:
-    numbers = iter(range(queries + 1))
-    last: float | None = None
+async def ask(port: int, process: int, *, queries: int, words: int, together: int) -> None:
+    told_at, told = 0, 0.0
     print("| distinct questions | MB | KB a question |")
     print("|---|---|---|")
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600) as http:
         while (await http.get("/readyz")).status_code != 200:
             await asyncio.sleep(0.1)
-
-        async def one() -> None:
-            nonlocal last
-            for number in numbers:
-                text = question(number, words)
-                (await http.post("/v1/search", json={"query": text, "k": 3, "budget": 10})).raise_for_status()
-                if number % RERANKED_EVERY == 0:
-                    asked = {"query": text, "documents": ["one", "two"]}
-                    (await http.post("/v1/rerank", json=asked)).raise_for_status()
-                if number % TOLD_EVERY == 0:
-                    now = resident(process)
-                    more = "" if last is None else f"{(now - last) / TOLD_EVERY * 1024:.2f}"
-                    print(f"| {number:,} | {now:.1f} | {more} |", flush=True)
-                    last = now
-
-        await asyncio.gather(*(one() for _ in range(clients)))
+        for start in range(0, queries, together):
+            texts = [question(number, words) for number in range(start, start + together)]
+            asked: dict[str, Any] = {"queries": texts, "k": 3, "budget": 10, "rounds": 2}
+            (await http.post("/v1/search", json=asked)).raise_for_status()
+            reranked = {"query": texts[0], "documents": ["one", "two"]}
+            (await http.post("/v1/rerank", json=reranked)).raise_for_status()
+            done = start + together
+            if not told_at or done - told_at >= TOLD_EVERY or done >= queries:
+                now = resident(process)
+                more = f"{(now - told) / (done - told_at) * 1024:.2f}" if told_at else ""
+                print(f"| {done:,} | {now:.1f} | {more} |", flush=True)
+                told_at, told = done, now
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--queries", type=int, default=30_000)
     parser.add_argument("--words", type=int, default=200)
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--together", type=int, default=32)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -124,7 +120,7 @@ def main() -> None:
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        asyncio.run(ask(port, server.pid, queries=given.queries, words=given.words, clients=given.clients))
+        asyncio.run(ask(port, server.pid, queries=given.queries, words=given.words, together=given.together))
     finally:
         server.terminate()
         server.wait()

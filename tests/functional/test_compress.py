@@ -29,7 +29,7 @@ def test_sizes_and_recall_before_and_after_are_told(folder) -> None:
     assert "rank 20, int8" in ran.out
     assert "Recall of the best 5 in 40 calls" in " ".join(ran.out.split())
     assert "30 held-out anchor queries" in " ".join(ran.err.split())
-    assert (folder / "my.adacur" / "versions/1/gaussian").is_dir()
+    assert (folder / "my.adacur" / "versions/1/model/compression.json").is_file()
 
 
 def test_a_compression_is_a_line_of_json_and_can_be_undone(folder) -> None:
@@ -39,7 +39,7 @@ def test_a_compression_is_a_line_of_json_and_can_be_undone(folder) -> None:
     assert told["bytes_after"] < told["bytes_before"]
     assert told["low"] <= told["lost"] <= told["high"]
     assert json.loads(compress(folder, "--drop", "--json").out) == {"index": "my.adacur", "dropped": True}
-    assert not (folder / "my.adacur" / "versions/1/gaussian").exists()
+    assert not (folder / "my.adacur" / "versions/1/model/compression.json").exists()
     assert "as before" in compress(folder, "--drop").out
 
 
@@ -53,4 +53,4 @@ def test_what_cannot_be_done_is_refused_and_nothing_is_written(folder, options, 
     assert ran.code in (1, 2)
     assert says in ran.err
     assert "Traceback" not in ran.err
-    assert not (folder / "my.adacur" / "versions/1/gaussian").exists()
+    assert not (folder / "my.adacur" / "versions/1/model/compression.json").exists()

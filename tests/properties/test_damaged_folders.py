@@ -20,7 +20,7 @@ import adacur
 from adacur import AdacurError
 from adacur.errors import DamagedIndex
 from adacur.first_stages import FIRST_STAGES
-from adacur.replay import compress, tune
+from adacur.replay import compress, decompress, tune
 from adacur.store import verify
 from tests.editing import Edited
 from tests.living_world import Encoder, item, query, score
@@ -156,3 +156,20 @@ def test_compressed_features_that_do_not_fit_together_are_damage(
     if changed:
         with pytest.raises(DamagedIndex), adacur.load(path, scorer=score, encoder=Encoder()) as index:
             index.search("which red thing", k=2, budget=12, first="bm25")
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: rows[..., None], lambda rows: rows[:0]])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_an_array_of_another_shape_in_a_stored_model_is_damage(folders, tmp_path: Path, compressed, change) -> None:
+    path = shutil.copytree(folders["built"], tmp_path / "copied.adacur")
+    if not compressed:
+        with adacur.load(path, scorer=score, encoder=Encoder()) as index:
+            decompress(index)
+    files = sorted((path / "versions/1/model").glob("*.npy"))
+    assert {"means.npy", "precisions.npy", "scale_scores.npy", "scale_rarities.npy"} <= {file.name for file in files}
+    for file in files:
+        before = file.read_bytes()
+        np.save(file, change(np.load(file)))
+        with pytest.raises(DamagedIndex), adacur.load(path, scorer=score, encoder=Encoder()) as index:
+            index.search("which red thing", k=2, budget=12, first="bm25")
+        file.write_bytes(before)

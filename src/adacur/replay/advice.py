@@ -273,9 +273,9 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     fields = "".join(f" --text-field {quote(name)}" for name in material.text_fields or ())
     fields += f" --id-field {quote(material.id_field)}" if material.id_field else ""
     parts = str(way.first).split(SEPARATOR)
-    encoded = typed_source(encoder) if encoder and "dense" in parts else ""
-    flags = f"{fields}{scorer}{cut} --first {','.join(parts)}"
-    flags += f" --encoder {encoded}" if encoded and encoded != _DEFAULT_ENCODER else ""
+    encoded = typed_source(encoder) or ("ENCODER" if "dense" in plan.first else "none")
+    encoded = "" if encoded == _DEFAULT_ENCODER else f" --encoder {encoded}"
+    flags = f"{fields}{scorer}{cut} --first {','.join(parts)}{encoded if 'dense' in parts else ''}"
     # An index alone is not trusted to name a function or a service.
     named = "" if card.source and why_consent(card.source, folder=None) is None else f" --scorer {typed}"
     how = f"--method first --first {way.first}"
@@ -288,8 +288,9 @@ def commands(advice: Advice, *, card: ScorerCard, encoder: str | None, folder: P
     index = quote(f"{name}-{digest}.adacur")
     lines = [f"adacur build {source} {index} -n 0{flags}", f"adacur search {index} 'your question' {how}"]
     choice = advice.choice
-    if choice == "unproven" and plan.n_judged < material.n_judged:
-        lines.append(f"adacur try {quote(str(folder))}{fields}{scorer}{cut} --minutes 30")
+    n_judged = sum(query.id in material.qrels for query in advice.measured.asked)
+    if choice == "unproven" and n_judged < material.n_judged:
+        lines.append(f"adacur try {quote(str(folder))}{fields}{scorer}{cut}{encoded} --minutes 30")
     if choice == "no" and any((folder / file).is_file() for file in _TRAIN):
         lines.append(f"adacur train {source} {quote(f'{name}-reranker')} --first {parts[0]} --turns 2")
     return tuple(lines)

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from adacur.arrays import FloatArray
 from adacur.data.stored import read_array, read_json, read_record
-from adacur.errors import DamagedIndex, IndexMismatch
+from adacur.errors import IndexMismatch
 from adacur.model import Features, ItemFactors, PackedRows, ScoreScale
 from adacur.model.rank_slopes import RankSlopes
 from adacur.model.rows import Allocate
@@ -100,9 +100,6 @@ def read_model(folder: IndexFolder, embeddings: Callable[[], FloatArray]) -> Sto
             raise IndexMismatch(f"{place} was made when the index had other {' and '.join(other)}. {remedy}")
         features = _read(place, about, folder, embeddings)
         slopes = {name: _read_slopes(*numbers) for name, numbers in about.slopes.items()}
-    counts = {len(features.means), *(part.shape[0] for part in features.factors.parts)}
-    if counts != {len(folder.items)} or len(features.precisions) != len(folder.anchor_queries):
-        raise DamagedIndex(f"{place} holds {counts} rows for {len(folder.items)} items. {remedy}")
     return StoredModel(features, slopes)
 
 
@@ -189,28 +186,46 @@ def _on_disk(folder: Path) -> Allocate:
 
 
 def _read(place: Path, about: _About, folder: IndexFolder, embeddings: Callable[[], FloatArray]) -> Features:
-    def array(name: str, *, mapped: bool = False, optional: bool = False) -> Any:
+    n_items, n_anchors = len(folder.items), len(folder.anchor_queries)
+
+    def array(name: str, *shape: int, mapped: bool = False, optional: bool = False) -> Any:
+        """An array of this shape, of which -1 is any length."""
         file = place / f"{name}.npy"
-        return None if optional and not file.exists() else read_array(file, kind="fiu", ndim=None, mapped=mapped)
+        if optional and not file.exists():
+            return None
+        found = read_array(file, kind="fiu", ndim=len(shape), mapped=mapped)
+        if any(wanted not in (-1, length) for wanted, length in zip(shape, found.shape, strict=True)):
+            raise ValueError(f"{file.name} has the shape {found.shape}, where {shape} is needed")
+        return found
 
     names = [f"part{number}" for number in range(about.n_parts)]
-    parts = [PackedRows(array(n, mapped=True), array(f"{n}_scales", mapped=True, optional=True)) for n in names]
+    parts = [
+        PackedRows(array(n, n_items, -1, mapped=True), array(f"{n}_scales", n_items, mapped=True, optional=True))
+        for n in names
+    ]
     if about.shares_vectors:
         parts.append(PackedRows(embeddings()))
-    centre, mixing = array("centre"), array("mixing", optional=True)
-    widths = {len(centre), sum(part.shape[1] for part in parts)} | (set() if mixing is None else {len(mixing)})
-    if len(widths) > 1 or (about.leading and len(parts) != 2):
-        raise ValueError(f"{len(parts)} parts, {sorted(widths)} columns and leading {about.leading!r} do not fit")
-    means = array("means", mapped=True)
+    n_columns = sum(part.shape[1] for part in parts)
+    mixing = array("mixing", n_columns, -1, optional=True)
+    vectors = array("anchor_vectors", n_anchors, -1, optional=True)
+    n_features = n_columns if mixing is None else mixing.shape[1]
+    n_known = n_features if vectors is None else n_anchors + vectors.shape[1]
+    scores = array("scale_scores", -1)
+    if n_features != max(n_known, n_anchors) or len(scores) < 2 or (about.leading and len(parts) != 2):
+        raise ValueError(
+            f"{len(parts)} parts, {n_features} features of {n_known}, {len(scores)} scores of the scale and leading "
+            f"{about.leading!r} do not fit"
+        )
+    means = array("means", n_items, mapped=True)
     if not np.isfinite(means).all():
         raise ValueError("a mean is not a number")
     return Features(
         anchors=tuple(query.id for query in folder.anchor_queries),
-        scale=ScoreScale(array("scale_scores"), array("scale_rarities")),
+        scale=ScoreScale(scores, array("scale_rarities", len(scores))),
         means=means,
-        factors=ItemFactors(parts, centre, mixing=mixing, leading=about.leading),
-        anchor_vectors=array("anchor_vectors", optional=True),
-        precisions=array("precisions"),
+        factors=ItemFactors(parts, array("centre", n_columns), mixing=mixing, leading=about.leading),
+        anchor_vectors=vectors,
+        precisions=array("precisions", n_anchors),
         variance=about.variance,
         embedding_variance=about.embedding_variance,
     )

@@ -15,9 +15,10 @@ from adacur import BM25
 from adacur.data import cache_folder
 from adacur.errors import FileFormatError, InputError
 from adacur.first_stages import EncoderCard
+from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
 from adacur.replay import Trial, TrialSizes, material, measures, try_collection
-from adacur.replay.advice import Advice, typed_source
+from adacur.replay.advice import Advice, commands, typed_source
 from adacur.replay.material import read_material
 from adacur.replay.measuring import Measured, measure
 from adacur.replay.searches import Way
@@ -189,6 +190,18 @@ def test_most_of_the_judged_queries_are_asked_what_the_scorer_is_worth(tmp_path:
     assert trial.plan.n_more > 5
     assert trial.n_queries == trial.plan.n_queries + trial.plan.n_more
     assert f"on {trial.n_queries} judged queries" in trial.answer("scorer").words
+
+
+def test_a_trial_that_ended_before_all_judged_queries_is_to_be_continued_with_the_same_models(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    advice = Advice(measured_world(tmp_path, noisy_scores(items, asked), calls=300))
+    assert 0 < len(advice.measured.asked) < advice.plan.n_queries
+    vars(advice)["choice"] = "unproven"
+    card = ScorerCard(name="own", backend="function", source="mine:own")
+    lines = commands(advice, card=card, encoder="/models/own encoder", folder=tmp_path / "world")
+    assert lines[2:] == (
+        f"adacur try {tmp_path / 'world'} --scorer mine:own --encoder '/models/own encoder' --minutes 30",
+    )
 
 
 def test_fields_are_read_as_a_build_reads_them_and_printed_in_its_command(tmp_path: Path) -> None:
