@@ -22,6 +22,7 @@ class BM25(FirstStage):
     """Lucene's BM25 (k1 1.5, b 0.75). Items that share no word with the query are not returned."""
 
     name = "bm25"
+    knows_words = True
 
     def __init__(
         self, ids: Sequence[str], model: Any, *, stemmer: str | None, stopwords: str | list[str] | None

@@ -68,6 +68,11 @@ class Joined(FirstStage):
         lists = [[positions for positions, _ in of_query] for of_query in answers]
         return [reciprocal_ranks(of_query, k, keys=self.items.keys) for of_query in lists], lists
 
+    @property
+    def knows_words(self) -> bool:
+        """Whether any of them does."""
+        return any(stage.knows_words for stage in self._stages)
+
     def terms(self, queries: Sequence[Query], k: int) -> list[list[Ranking]]:
         """Per query, what each of its words adds to at most k items, for those stages that know words."""
         of_stages = [stage.terms(queries, k) for stage in self._stages]

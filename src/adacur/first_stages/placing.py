@@ -114,13 +114,18 @@ class Placed:
             [to[positions] for positions in of_query] for of_query in lists
         ]
 
+    @property
+    def knows_words(self) -> bool:
+        """Whether it can say what each word of a query adds to an item's score."""
+        return bool(getattr(self.stage, "knows_words", False))
+
     def terms(self, queries: Sequence[Query], k: int) -> list[list[Ranking]]:
         """Per query, what each of its words adds to at most k items; nothing where no stage knows words."""
-        answers: list[list[Ranking]] | None = None
-        if hasattr(self.stage, "terms"):
-            answers = self.source.terms(queries, k)
-        if answers is None or (to := self._positions) is None:
-            return answers or [[] for _ in queries]
+        if not self.knows_words:
+            return [[] for _ in queries]
+        answers: list[list[Ranking]] = self.source.terms(queries, k)
+        if (to := self._positions) is None:
+            return answers
         return [[Ranking(to[positions], values) for positions, values in of_query] for of_query in answers]
 
     def vectors(self) -> Vectors | None:

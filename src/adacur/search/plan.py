@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from adacur.arrays import IntArray
 from adacur.errors import InputError
-from adacur.model.rank_slopes import RANKS_THAT_COUNT
+from adacur.model.rank_slopes import ITEMS_OF_A_TERM, RANKS_THAT_COUNT
 from adacur.protocols import Acquisition, AnchorScores, Approximation, Approximator, Items, Ranking, Scorer
 from adacur.records import Query
 from adacur.search.finish import Finish, Top
@@ -18,6 +18,8 @@ from adacur.search.stopping import Stop, StopRule
 # Limits of what queries that move together hold in memory: covariances of scored items, and the first stages' ranks.
 _SQUARES_AT_ONCE = 25_000_000
 _RANKS_AT_ONCE = 5_000_000
+# Of each query some megabytes: what its words add to items.
+_WORDS_AT_ONCE = 2_500_000
 _MOST_TOGETHER = 200_000
 
 KeepPredictions = Literal[False, "last", "all"]
@@ -155,6 +157,8 @@ class Plan:
             limits.append(_SQUARES_AT_ONCE // max(1, min(self.purse.calls, n_items)) ** 2)
         if self.first is not None and self.uses_ranks:
             limits.append(_RANKS_AT_ONCE // (self.first.n_stages * min(RANKS_THAT_COUNT, n_items)))
+            if getattr(self.first, "knows_words", False):
+                limits.append(_WORDS_AT_ONCE // min(ITEMS_OF_A_TERM, n_items))
         return min(limits)
 
     @property
