@@ -3,7 +3,7 @@
     python lab/benchmarks/matching.py folder --data DIR --out FOLDER
     python lab/benchmarks/matching.py products --data DIR --matcher MODEL --encoder FOLDER [--rows N] [--json FILE]
     python lab/benchmarks/matching.py synonyms --scores DIR --collection DIR [--rows 300] [--json FILE]
-    python lab/benchmarks/matching.py killed [--times 30]
+    python lab/benchmarks/matching.py killed [--times 30] [--at-once 8]
     python lab/benchmarks/matching.py large [--left 100000] [--right 100000]
 
 `folder` writes a table of products as a folder that `adacur train cross-encoder` reads, with the matches of its train
@@ -16,7 +16,8 @@ at as many calls (its next whole N); the least N, and its calls, by which the bl
 Intervals are 95 % of 1,000 resamples of rows.
 
 `killed` ends a match by SIGKILL at random moments, continues it each time, and counts the pairs that were paid for
-again, and lost. `large` is two synthetic tables and a scorer that costs nothing: minutes and memory.
+again, and lost; its scorer is called with `--at-once` pairs at most, and pays as a call returns. `large` is two
+synthetic tables and a scorer that costs nothing: minutes and memory.
 """
 
 from __future__ import annotations
@@ -265,18 +266,18 @@ def score(pairs):
     return [2.0 - abs(int(query.split()[1]) - int(item.split()[1])) for query, item in pairs]
 left = [{"id": f"l{n}", "name": f"item {n} colour {n % 5}"} for n in range(0, 400, 2)]
 right = [{"id": f"r{n}", "name": f"thing {n} of colour {n % 5} shape {n % 7}"} for n in range(400)]
-scorer = adacur.scorers.FunctionScorer(score, name="logged-v1")
+scorer = adacur.scorers.FunctionScorer(score, name="logged-v1", batch_size=int(sys.argv[2]) or None)
 adacur.match(left, right, scorer=scorer, above=0.0, path=sys.argv[1], output=sys.argv[1] + ".csv", force=True,
              progress=False)
 """
 
 
-def killed(times: int) -> None:
+def killed(times: int, at_once: int) -> None:
     """Kills one match again and again, until it has been continued so often."""
     draw = random.Random(0)
 
     def run(path: Path, seconds: float | None) -> bool:
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(path), str(at_once)], stderr=subprocess.DEVNULL)
         log = Path(f"{path}.log")
         before = log.stat().st_size if log.exists() else 0
         while seconds is not None and process.poll() is None and not (log.exists() and log.stat().st_size > before):
@@ -352,6 +353,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--deepest", type=int, default=30)
     parser.add_argument("--times", type=int, default=30)
+    parser.add_argument("--at-once", type=int, default=0, help="pairs in a call of the scorer; 0 for all of 64")
     parser.add_argument("--left", type=int, default=100_000)
     parser.add_argument("--right", type=int, default=100_000)
     parser.add_argument("--json", type=Path)
@@ -359,7 +361,7 @@ def main() -> None:
     if given.command == "folder":
         write_folder(given.data, given.out)
     elif given.command == "killed":
-        killed(given.times)
+        killed(given.times, given.at_once)
     elif given.command == "large":
         large(given.left, given.right)
     else:

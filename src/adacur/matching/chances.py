@@ -21,9 +21,9 @@ from adacur.records import Query
 from adacur.search.stopping import Standing
 
 # Signs of a pair: a constant; of the first stages, the logarithms of its best rank and of its mean rank, how far its
-# score stands out among the best 100 and its share of the best one's, both means over the stages; how many rows matched
-# the right one before; how far it is predicted above the line, where a model predicts. And of its row: whether it has a
-# pair, and how many more; how far its best score lies below the line where it has none; how many were scored.
+# score stands out among the best 100 and its share of the best one's, means over the stages that list it; how many rows
+# matched the right one before; how far it is predicted above the line, where a model predicts. And of its row: whether
+# it has a pair, and how many more; how far its best score lies below the line where it has none; how many were scored.
 OF_LISTS = ("best rank", "mean rank", "stands out", "share of best")
 SIGNS = ("constant", *OF_LISTS, "taken", "predicted", "found", "more found", "near miss", "scored")
 _LISTS, _TAKEN, _PREDICTED, _FOUND = slice(1, 5), 5, 6, 7
@@ -195,7 +195,7 @@ class _Row:
 
     def __init__(self, lists: Sequence[IntArray], scored: Sequence[Ranking]) -> None:
         self.listed = np.unique(np.concatenate([*lists, np.empty(0, np.intp)])).astype(np.intp)
-        logs = np.full((len(lists), len(self.listed)), _BEYOND)
+        logs = np.full((len(lists), len(self.listed) + 1), _BEYOND)
         for stage, some in enumerate(lists):
             logs[stage, np.searchsorted(self.listed, some)] = np.log1p(np.arange(len(some)))
         out, share = np.zeros((2, len(scored), len(self.listed) + 1))
@@ -206,10 +206,11 @@ class _Row:
                 for kept, of_stage in ((out, away), (share, values / (float(np.abs(values).max()) or 1.0))):
                     kept[stage] = of_stage[-1]
                     kept[stage, np.searchsorted(self.listed, positions)] = of_stage
-        logs = np.pad(logs, ((0, 0), (0, 1)), constant_values=_BEYOND)
         out = np.clip(out, -_MOST_OUT, _MOST_OUT)
-        # The last is for what no stage lists.
-        every = np.stack([logs.min(axis=0), logs.mean(axis=0), out.mean(axis=0), share.mean(axis=0)], axis=1)
+        # The last is for what no stage lists. Of other items a stage that does not list them says nothing.
+        says = (logs < _BEYOND) | (logs.min(axis=0) == _BEYOND)
+        means = ((of * says).sum(axis=0) / says.sum(axis=0) for of in (logs, out, share))
+        every = np.stack([logs.min(axis=0), *means], axis=1)
         self.signs, self.beyond = every[:-1], every[-1]
         self._lists = lists
         self._scores: list[float] = []

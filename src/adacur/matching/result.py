@@ -60,7 +60,7 @@ class MatchCertificate:
         """The certificate as a paragraph."""
         expected = f"About {self.missing:,.0f} pairs are expected to be missing, a recall of {self.recall:.0%}"
         if self.basis == "estimate":
-            return f"{expected}. This is an estimate, and nothing is promised: an audit of some rows would tell."
+            return f"{expected}: an estimate of what the first stage lists, no promise. What it misses is not counted."
         return (
             f"In {self.rows:,} rows drawn at random and searched to depth {self.depth}, {self.seen_incomplete:,} "
             f"lacked a pair. With confidence {self.confidence:.0%} at most {self.incomplete:,} of all "

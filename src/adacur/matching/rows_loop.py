@@ -157,10 +157,9 @@ class Running:
         """The pairs among the first stage's best that the row lacks."""
         plan = replace(self._plan, method=Rerank.name, model=None, sizes=at_once)
         (deep,) = rounds.search(plan, [hits.query], 1)
-        pairs = zip(deep.ids, deep.scores.tolist(), strict=True)
         return [
             Found(hits.query.id, right, score, None, len(hits.trace.rounds) + 1)
-            for right, score in pairs
+            for right, score in zip(deep.ids, deep.scores.tolist(), strict=True)
             if right not in known and self._is_new(hits.query.id, right)
         ]
 

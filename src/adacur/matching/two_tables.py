@@ -33,7 +33,7 @@ from adacur.search import AnchorIndex
 from adacur.search.spending import priced
 
 CALLS_PER_ROW = 100
-# Pairs that are scored and stored together: what a crash can lose is one such call.
+# The most pairs that are scored and stored together, where the scorer's own calls have no fewer: a crash can lose them.
 SAVED_TOGETHER = 64
 # Rows that move together: few at first, so that later ones learn from them soon.
 _FIRST_ROWS, _MOST_ROWS = 16, 256
@@ -98,8 +98,7 @@ def match(
     if output is not None and not dry_run:
         check_output(output, force=force, read=(left, right, path))
     within = right is left or (isinstance(right, str | Path) and table.is_file(right))
-    n_rows = table.count()
-    shown = progress is True
+    n_rows, shown = table.count(), progress is True
     # Both sides of a table within itself are read alike.
     texts = (right_text or left_text, right_id or left_id) if within else (right_text, right_id)
     index = open_right(right, text=texts[0], id_=texts[1], first=first, encoder=encoder, scorer=scorer, progress=shown)
@@ -166,7 +165,8 @@ def _kept(till: Till, path: str | Path | None) -> Iterator[Cached]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="adacur-match-"))
             cached = Cached(till, ScoreFile(Path(folder, "scores"), identity="one run"), save_every=SAVED_TOGETHER)
         else:
-            cached = Cached(till, path, save_every=SAVED_TOGETHER, must_keep=True)
+            under_way = getattr(till.scorer, "pairs_at_once", None) or SAVED_TOGETHER
+            cached = Cached(till, path, save_every=min(under_way, SAVED_TOGETHER), must_keep=True)
         try:
             yield cached
         finally:

@@ -129,7 +129,7 @@ def calibrated(
         misses, calls = courses.expecting(recall)
         reasons = (
             f"To promise {100 * recall:.6g}% takes at least {enough:,} anchor queries with items above the line, and "
-            f"this index has {n:,}. Add some, or give audit=….",
+            f"this index has {n:,}. Add some, or give audit=… (--audit).",
         )
     else:
         passing = list(takewhile(lambda one: is_below(courses.at(one)[0], 1 - recall, doubt=doubt), LIMITS))
@@ -139,7 +139,7 @@ def calibrated(
             spent, mean = int(calls.max()), 1 - float(misses.mean())
             reasons = (
                 f"{n:,} anchor queries cannot promise {100 * recall:.6g}% within {spent:,} calls, which find "
-                f"{mean:.1%} of their items. Raise the budget, add anchor queries, or give audit=….",
+                f"{mean:.1%} of their items. Raise the budget, add anchor queries, or give audit=… (--audit).",
             )
     promised = strongest(misses, doubt=doubt) if reasons else recall
     return Calibration(
@@ -214,7 +214,7 @@ def _why_not(index: AnchorIndex, plan: Plan) -> str | None:
     if len(exact) < 2:
         return (
             f"A promise is calibrated on anchor queries, and this index has {len(exact)} that were scored against "
-            "every item. Add some, or give audit=…, which checks each query by random calls."
+            "every item. Add some, or give audit=… (--audit), which checks each query by random calls."
         )
     try:
         if plan.first is not None:

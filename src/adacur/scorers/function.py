@@ -63,6 +63,7 @@ class FunctionScorer:
         self.can_batch_callers = can_batch_callers
         self.is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
         usual = str(getattr(function, "__qualname__", type(function).__name__))
+        self.pairs_at_once = batch_size and batch_size * (concurrency if self.is_async else 1)
         # Functions of one name are many: all lambdas, and a function before and after it was edited.
         self.is_named = name not in (None, usual)
         self.card = ScorerCard(name=name or usual, backend="function", source=source or _importable_name(function))

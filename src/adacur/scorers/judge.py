@@ -89,6 +89,7 @@ class JudgeScorer(RemoteScorer):
         self.answers = _checked_answers(answers, remembered)
         limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
         super().__init__(key=address.key(api_key), **limits, attempts=attempts, backoff=backoff)
+        self.pairs_at_once = concurrency
         self.url = address.endpoint(f"/v1{CHAT}")
         self.model = model or remembered.get("model")
         self.is_named = bool(name or self.model)

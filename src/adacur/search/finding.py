@@ -294,7 +294,7 @@ def _doubt(index: AnchorIndex, plan: Plan) -> str | None:
     if plan.model is None:
         return (
             "This index has neither anchor queries nor dense vectors, so nothing tells when to end, and the whole "
-            "budget is spent. Add some, or give audit=…."
+            "budget is spent. Add some, or give audit=… (--audit)."
         )
     if index.path is not None and index.snapshot.in_memory and not index.recognised:
         return "The scorer was not compared with the scores of this index (check=False), so they promise nothing."

@@ -13,14 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import adacur
 from adacur.errors import BudgetError, InputError, ScorerFailed
 from adacur.matching import Bill
+from adacur.matching.chances import ChanceModel, Chances
 from adacur.matching.result import Found, one_each
+from adacur.protocols import Ranking
 from adacur.scorers import FunctionScorer
 
 RIGHT = [{"id": f"r{n}", "name": f"item {n} of colour {n % 5} and shape {n % 7}"} for n in range(10, 90)]
@@ -148,6 +152,26 @@ def test_a_scorer_that_fails_for_every_row_ends_the_match_and_what_was_paid_stay
     done = adacur.match(LEFT, RIGHT, scorer=rest.scorer(), **options)
     assert not set(rest.pairs) & set(paid.pairs)
     assert done.pairs == adacur.match(LEFT, RIGHT, scorer=whole.scorer(), above=0.5, **QUIET).pairs
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def test_calls_that_returned_are_not_paid_again_whatever_ends_the_process(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"above": 0.5, "path": tmp_path / "scores", **QUIET}
+    paid, again, n_calls = Counted(), Counted(), iter(range(1000))
+
+    def killed(pairs: list[tuple[str, str]]) -> list[float]:
+        if next(n_calls) == 3:
+            raise Killed
+        return paid(pairs)
+
+    with pytest.raises(Killed):
+        adacur.match(LEFT, RIGHT, scorer=FunctionScorer(killed, name="counted-v1", batch_size=4), **options)
+    adacur.match(LEFT, RIGHT, scorer=again.scorer(), **options)
+    assert len(paid.pairs) == 12
+    assert not set(again.pairs) & set(paid.pairs)
 
 
 TINY_DISK = """
@@ -318,6 +342,34 @@ def test_where_nothing_is_found_the_answer_says_how_much_may_be_missing() -> Non
     assert f"{done.certificate.missing:,.0f} pairs" in str(done.certificate)
 
 
+def test_the_estimate_says_that_it_leaves_out_what_the_first_stage_misses() -> None:
+    done = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=0.5, **QUIET)
+    assert "of what the first stage lists" in str(done.certificate)
+
+
+def test_a_stage_that_does_not_list_a_pair_says_nothing_of_it() -> None:
+    """Its log-odds are those by the stages that list it."""
+
+    class Listed(NamedTuple):
+        ranking: Ranking
+
+        def search(self, queries: list[adacur.Query], k: int) -> list[Ranking]:
+            return [self.ranking for _ in queries]
+
+    words = Listed(Ranking(np.arange(5), np.linspace(9, 5, 5)))
+    meaning = Listed(Ranking(np.arange(9, 4, -1), np.linspace(0.9, 0.5, 5)))
+    anchors: Any = SimpleNamespace(items=range(12))
+
+    def log_odds(*stages: Listed) -> np.ndarray[Any, Any]:
+        model = ChanceModel(Chances(0.0), stages)  # type: ignore[arg-type]
+        ranks = [[stage.ranking.positions for stage in stages]]
+        return model.begin(anchors, [adacur.Query("q", "a query")], ranks).predict()[0]
+
+    both, alone = log_odds(words, meaning), log_odds(meaning)
+    assert both[5:10] == pytest.approx(alone[5:10])
+    assert both[10] < both[5:10].min()
+
+
 def test_an_index_with_anchors_serves_as_the_right_side(tmp_path: Path) -> None:
     items = [adacur.Item(row["id"], row["name"]) for row in RIGHT]
     queries = [adacur.Query(f"q{n}", RIGHT[n]["name"]) for n in range(0, 80, 8)]
@@ -389,6 +441,6 @@ def test_a_killed_match_continues_and_pays_again_for_one_call_at_most(tmp_path: 
     assert run(tmp_path / "scores", None)
     paid = Counter((tmp_path / "scores.log").read_text().splitlines())
     assert kills
-    assert sum(n - 1 for n in paid.values()) <= kills * 64, "the one call under way, of at most 64 pairs"
+    assert sum(n - 1 for n in paid.values()) <= kills * 4, "the one call under way, of at most 4 pairs"
     both = [sorted((folder / "scores.csv").read_text().splitlines()) for folder in (tmp_path, tmp_path / "whole")]
     assert both[0] == both[1]
