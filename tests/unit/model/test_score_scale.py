@@ -71,7 +71,11 @@ def test_probabilities_are_modelled_as_the_logits_they_came_from() -> None:
     assert odds.score(plain.rarity(later)) == pytest.approx(1 / (1 + np.exp(-later)), abs=1e-3)
 
 
-@pytest.mark.parametrize("change", [lambda x: 1000 * x - 7, lambda x: x * 1e200, lambda x: x / 1e200], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: 1000 * x - 7, lambda x: x * 1e200, lambda x: x / 1e200],
+    ids=["a thousand times", "huge", "tiny"],
+)
 def test_first_scores_are_modelled_the_same_in_whatever_units(change) -> None:
     rarities = ScoreScale.of_first(some_logits()).rarity(some_logits())
     assert ScoreScale.of_first(change(some_logits())).rarity(change(some_logits())) == pytest.approx(rarities)
