@@ -211,8 +211,7 @@ class _Row:
         says = (logs < _BEYOND) | (logs.min(axis=0) == _BEYOND)
         means = ((of * says).sum(axis=0) / says.sum(axis=0) for of in (logs, out, share))
         every = np.stack([logs.min(axis=0), *means], axis=1)
-        self.signs, self.beyond = every[:-1], every[-1]
-        self._lists = lists
+        self.signs, self.beyond, self._lists = every[:-1], every[-1], lists
         self._scores: list[float] = []
         self._found, self._best = 0, -np.inf
 
