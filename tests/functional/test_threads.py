@@ -88,20 +88,17 @@ def test_eight_threads_search_a_folder_with_the_real_model_like_one_and_open_eve
         ("adacur.search.opening", "open_scorer"),
         ("adacur.search.index_stages", "load_first_stage"),
         ("adacur.first_stages.dense", "reopen_encoder"),
-        ("adacur.store.folder", "ScoreBlocks"),
+        ("adacur.search.snapshot", "read_model"),
     ):
         target = importlib.import_module(module)
-        found = getattr(target, function)
-        if function == "ScoreBlocks":
-            # Opened twice, the first time to look at the sizes; read once.
-            monkeypatch.setattr(blocks.ScoreBlocks, "__iter__", counting(function, found.__iter__))
-        else:
-            monkeypatch.setattr(target, function, counting(function, found))
+        monkeypatch.setattr(target, function, counting(function, getattr(target, function)))
+    # The model at rest is all that the default takes of the scores.
+    monkeypatch.setattr(blocks.ScoreBlocks, "__iter__", counting("ScoreBlocks", blocks.ScoreBlocks.__iter__))
 
     with adacur.load(folder) as index:
         first = in_threads(lambda _: answer(index.search(QUESTIONS[0], k=2, budget=3, first="dense")))
         assert all(found == first[0] for found in first)
-        assert sorted(opened) == ["ScoreBlocks", "load_first_stage", "open_scorer", "reopen_encoder"]
+        assert sorted(opened) == ["load_first_stage", "open_scorer", "read_model", "reopen_encoder"]
         searches = [
             {
                 "query": f"{QUESTIONS[n % 7]} {n}",

@@ -154,8 +154,9 @@ class ScoreFile:
                     connection.execute(statement)
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        # In this order: another process may create the tables, and the number with them, between the two.
         tables = connection.execute("SELECT type, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
         # A view or a trigger is foreign SQL, which a look-up would run.
         strange = any(kind != "table" or sql not in _SCHEMA for kind, sql in tables)
         if strange or (tables and application != _APPLICATION):
