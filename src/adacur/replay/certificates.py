@@ -235,7 +235,7 @@ def _known_courses(index: AnchorIndex, plan: Plan, above: float, filter_: Any) -
         # A function says nothing of what it lets through.
         return _courses(index, plan, above)
     settings = {name: value for name, value in plan.settings().items() if name not in ("recall", "confidence")}
-    key = f"{above!r} {plan.audit} {filter_!r} {settings!r}"
+    key = f"{above!r} {plan.purse.audit} {filter_!r} {settings!r}"
     known: dict[str, Courses] = index.snapshot.kept("courses", dict)
     with _replaying:
         if key not in known:
@@ -285,8 +285,8 @@ def _above(matrix: Any, column: int, above: float, allowed: BoolArray) -> int:
 
 def _unstopped(plan: Plan, known: KnownScores, above: float) -> Plan:
     """The plan for anchor queries, with what was expected noted in each round."""
-    purse = Limits(plan.purse.calls - plan.audit)
-    return replace(leaving_out(plan, known), scorer=known, purse=purse, audit=0, stop=_Noting(above), finish=())
+    purse = Limits(plan.purse.calls - plan.purse.audit)
+    return replace(leaving_out(plan, known), scorer=known, purse=purse, stop=_Noting(above), finish=())
 
 
 @dataclass(frozen=True, slots=True)

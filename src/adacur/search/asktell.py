@@ -60,7 +60,7 @@ class AskTell:
         self._k = k
         affordable = min(plan.purse.calls, candidates.n_left)
         # Where an audit would be of all that a filter leaves, all of it is searched.
-        self._audit = plan.audit if plan.audit < affordable else 0
+        self._audit = plan.purse.audit if plan.purse.audit < affordable else 0
         self.remaining = list(plan.sizes(affordable - self._audit)) if affordable else []
         self.remaining += [self._audit] * bool(self._audit)
         self.n_planned = sum(self.remaining)
@@ -229,7 +229,7 @@ class AskTell:
         )
         assert self._plan.stop is not None
         expected, is_enough = self._plan.stop.after(now)
-        if is_enough and (self._audit or not self._plan.audit):
+        if is_enough and (self._audit or not self._plan.purse.audit):
             audit = self.remaining[-1:] if self._audit else []
             self.stop("settled")
             self.remaining = audit

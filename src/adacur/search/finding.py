@@ -279,14 +279,14 @@ def plan_find(
         return replace(plan, finish=(*_documents(plan), Above(above), Certify(above, recall, confidence)))
     k = min(ABOUT, spend.calls) if spend.calls else 1
     plan = plan_search(index, k, budget=spend, first=first, fuse=0, filter=filter, scorer=scorer)
-    documents = _documents(plan)
+    documents, purse = _documents(plan), replace(plan.purse, audit=audit)
     promise: Promise | None = None
     if plan.model is not None:
-        plan = replace(plan, sizes=finding_rounds, audit=audit, finish=(Above(above),))
+        plan = replace(plan, sizes=finding_rounds, purse=purse, finish=(Above(above),))
         promise = named(CALIBRATED)(index, plan, above=above, recall=recall, confidence=confidence, filter_=filter)
         plan = replace(plan, stop=LineStop(above, recall, promise.limit))
     certify = Certify(above, recall, confidence, promise, _doubt(index, plan))
-    return replace(plan, audit=audit, finish=(*documents, Above(above), certify))
+    return replace(plan, purse=purse, finish=(*documents, Above(above), certify))
 
 
 def _doubt(index: AnchorIndex, plan: Plan) -> str | None:

@@ -115,7 +115,6 @@ class Plan:
     - `sizes(n)`: the calls of each round when n can be afforded. The first round takes the best of `first`, or a
       uniform sample; later rounds take what `acquisition` chooses from the predictions of `model`;
     - `stop`: when a query has done enough before that;
-    - `audit`: how many of the calls are drawn at random from what is left at the end;
     - `finish`: what happens to an answer after the last round;
     - `notes`: what else a result should name, such as what the settings were tuned for.
     """
@@ -130,7 +129,6 @@ class Plan:
     model: Model | None = None
     acquisition: Acquisition | None = None
     stop: StopRule | None = None
-    audit: int = 0
     seed: int = 0
     finish: tuple[Finish, ...] = (Top(),)
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -189,7 +187,6 @@ class Plan:
             **(self.stop.settings() if self.stop else {}),
             **{name: value for step in self.finish for name, value in step.settings().items()},
             **self.notes,
-            **({"audit": self.audit} if self.audit else {}),
             "seed": self.seed,
             "scorer": self.scorer.card.name,
         }

@@ -81,10 +81,10 @@ def plan_search(
         budget = len(index) if is_exact else snapshot.default_budget(k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not is_exact else ()
     spend = Budget.of(budget)
-    asked = {**start.given(), "tokens": spend.tokens, "cost": spend.cost, "fuse": fuse}
+    asked = {**start.given(), "tokens": spend.tokens, "cost": spend.cost, "fuse": fuse or None}
     asked |= {"min_score": min_score, "min_relevance": min_relevance}
     # A first stage to fuse is never refused.
-    if refused := [name for name in chosen.refuses if asked[name] and not (name == "first" and fuse)]:
+    if refused := [name for name in chosen.refuses if asked[name] is not None and not (name == "first" and fuse)]:
         names = ", ".join(refused)
         raise BudgetError(f"Method {chosen.name!r} {chosen.because}: it does not take {names}. Leave that out.")
     # Otherwise the scorer is opened last: it takes the longest.

@@ -118,6 +118,7 @@ class Limits:
 
     - `scorer`: tells the tokens of pairs; None where only calls are limited;
     - `counted`: what is counted besides calls; `named`: the same, as the settings of a search name it;
+    - `audit`: how many of the calls are drawn at random from what is left at the end;
     - `clock`: tells the time that deadlines mean.
     """
 
@@ -126,6 +127,7 @@ class Limits:
     scorer: Scorer | None = None
     counted: tuple[Limit, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
+    audit: int = 0
     clock: Callable[[], float] = time.monotonic
 
     @classmethod
@@ -175,7 +177,8 @@ class Limits:
 
     def settings(self) -> Mapping[str, Any]:
         """The choices that a result should name."""
-        return {"budget": self.calls, "deadline": self.deadline, **self.named}
+        audit = {"audit": self.audit} if self.audit else {}
+        return {"budget": self.calls, "deadline": self.deadline, **audit, **self.named}
 
 
 class CountingPurse(Purse):

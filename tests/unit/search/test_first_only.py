@@ -94,7 +94,13 @@ def test_several_stages_are_joined_as_a_search_would_start(world) -> None:
 
 
 def test_what_would_need_scores_or_starts_at_random_is_refused(index, world) -> None:
-    for options in ({"fuse": 1.0}, {"first": First("noisy", pool=20)}, {"min_score": 0.5}, {"first": "random"}):
+    for options in (
+        {"fuse": 1.0},
+        {"first": First("noisy", pool=20)},
+        {"min_score": 0.5},
+        {"min_score": 0},
+        {"first": "random"},
+    ):
         with pytest.raises(InputError):
             index.search(world.test[0], 5, method="first", **options)
     assert index.search(world.test[0], 5, method="first", fuse=0).ids
