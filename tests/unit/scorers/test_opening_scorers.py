@@ -221,7 +221,15 @@ def test_an_unknown_option_is_refused(source, option) -> None:
     "source",
     [
         *("no-such-thing", "", "no.such.module:f", f"{__name__}:missing", f"{__name__}:NOTHING", "a/b/c", 3, None),
-        *("empty", "notes.jsonl", "no/such/folder", "/nowhere/model", "words.py", "words:word", {"api_key": "secret"}),
+        *(
+            "empty",
+            "notes.jsonl",
+            "no/such/folder",
+            "/nowhere/model",
+            "letters_of_nobody.py",
+            "letters_of_nobody:word",
+            {"api_key": "secret"},
+        ),
         *("127.0.0.1:8765", "htp://127.0.0.1:8765", "http:/127.0.0.1:8765"),
     ],
 )
@@ -230,7 +238,7 @@ def test_what_nobody_knows_is_refused_and_no_object_is_shown(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.jsonl").write_text("{}")
-    (tmp_path / "words.py").write_text("def words(pairs):\n    return [0.0] * len(pairs)\n")
+    (tmp_path / "letters_of_nobody.py").write_text("def words(pairs):\n    return [0.0] * len(pairs)\n")
     with pytest.raises(UnknownName) as refused:
         scorer(source)
     assert "secret" not in str(refused.value)
