@@ -17,6 +17,9 @@ from adacur.first_stages.saved import check_ids, read_ids, read_settings, unread
 from adacur.protocols import FirstStage, Ranking
 from adacur.records import Item, Query, as_queries
 
+_NOT_THERE = "The BM25 files name an item that is not there. Build it again."
+_NO_NUMBER = "The BM25 files hold a score that is NaN or infinite. Build it again."
+
 
 class BM25(FirstStage):
     """Lucene's BM25 (k1 1.5, b 0.75). Items that share no word with the query are not returned."""
@@ -99,9 +102,9 @@ class BM25(FirstStage):
             try:
                 scores = np.asarray(self._model.get_scores(known) if known else np.zeros(0, dtype=np.float32))
             except IndexError as error:
-                raise DamagedIndex(
-                    f"The BM25 files name an item that is not there ({error}). Build it again."
-                ) from error
+                raise DamagedIndex(_NOT_THERE) from error
+            if not np.isfinite(scores).all():
+                raise DamagedIndex(_NO_NUMBER)
             best = best_by_id(scores, self._ids, min(k, int(np.count_nonzero(scores > 0))))
             answers.append(Ranking(best, scores[best]))
         return answers
@@ -109,13 +112,17 @@ class BM25(FirstStage):
     def terms(self, queries: Sequence[Query | str], k: int) -> list[list[Ranking]]:
         """Per query, what each of its known words adds to the scores of the k items that it adds most to."""
         texts = [query.text for query in as_queries(queries)]
-        words = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
-        known = [[word for word in dict.fromkeys(some) if word in self._model.vocab_dict] for some in words]
-        return [[self._postings(self._model.vocab_dict[word], k) for word in some] for some in known]
+        tokens = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
+        known = self._model.vocab_dict
+        return [[self._postings(known[word], k) for word in dict.fromkeys(words) if word in known] for words in tokens]
 
     def _postings(self, word: int, k: int) -> Ranking:
         start, stop = self._model.scores["indptr"][word : word + 2].tolist()
         positions, values = (np.asarray(self._model.scores[name][start:stop]) for name in ("indices", "data"))
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self._ids):
+            raise DamagedIndex(_NOT_THERE)
+        if not np.isfinite(values).all():
+            raise DamagedIndex(_NO_NUMBER)
         if len(values) > k:
             kept = np.argpartition(-values, k)
             # Beyond the last that counts nothing is added, and just before it next to nothing.

@@ -88,7 +88,7 @@ def match(
     - first, encoder: first stages of the right table, as for `AnchorIndex.from_items`; "bm25", and "dense" with an
       encoder;
     - learning: False lets every row stand alone;
-    - audit: this many rows, drawn by `seed`, are re-ranked to `calls_per_row` besides, which certifies by `confidence`;
+    - audit: this many rows, drawn by `seed`, are re-ranked to `calls_per_row` too, for a certificate at `confidence`;
     - progress: a bar, or a function that is given the `Bill` after each batch of rows;
     - dry_run: return a `MatchEstimate` instead, and pay for nothing; models in this process are timed.
     """

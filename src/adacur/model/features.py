@@ -282,7 +282,7 @@ def checked_embeddings(embeddings: FloatArray) -> FloatArray:
 
 
 def _score_blocks(anchors: AnchorScores) -> Iterator[FloatArray]:
-    """The scores of so many items at a time, in whatever blocks they are stored: products round by their shape."""
+    """Scores in blocks of one size, however they are stored: a product's last bits depend on its shape."""
     stored = (block for _, block in anchors.blocks()) if isinstance(anchors, BlockedScores) else iter([anchors.matrix])
     parts: list[FloatArray] = []
     for block in stored:

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +28,9 @@ _PARAMETERS = 900
 class _ItemsById(Items):
     """Items whose known ids can be looked up."""
 
+    @abstractmethod
     def known_positions(self, ids: Sequence[str]) -> dict[str, int]:
         """The positions of those ids that are there."""
-        raise NotImplementedError
 
     def positions(self, ids: Iterable[str]) -> IntArray:
         """The positions of these ids, in that order."""

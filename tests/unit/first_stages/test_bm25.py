@@ -121,3 +121,15 @@ def test_a_word_of_too_many_items_counts_where_it_adds_most_whatever_their_order
     assert added(items[::-1]) == pytest.approx(forwards)
     assert 0 < len(forwards) <= 7 < len(whole)
     assert max(forwards.values()) == pytest.approx(np.sort(whole)[-1] - np.sort(whole)[-8])
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("data", np.nan), ("data", np.inf), ("indices", 3), ("indices", -1)])
+def test_postings_that_are_no_numbers_or_of_no_item_are_damage(name: str, wrong: float) -> None:
+    stage = BM25.build([Item(f"i{n}", text) for n, text in enumerate(("red kettle", "red toaster", "oak table"))])
+    postings = stage._model.scores[name] = np.array(stage._model.scores[name])
+    postings[:] = wrong
+    with pytest.raises(DamagedIndex):
+        stage.terms(["red table"], 10)
+    if wrong != -1:
+        with pytest.raises(DamagedIndex):
+            stage.search(["red table"], 2)
