@@ -3,10 +3,10 @@
     python lab/benchmarks/traffic.py --scores DIR --data DIR [--queries 100] [--every 100] --json OUT [--plot OUT.png]
 
 Reads NAME/ of both folders for each collection: exact scores and embeddings (see lab/README.md), and texts. The index
-is a folder without anchor queries, with BM25 and dense first stages; it is opened with log= and learn_every=, and
-refreshes itself. Its traffic are the anchor queries and the test queries that nothing is measured on, in random order,
-each once: searches for the best 10 with 100 calls in 5 rounds. There are 600 or 700 of them, so that is where a curve
-ends; with --repeats, the same queries then come again, in another order. At each checkpoint the first test queries are
+is a folder without anchor queries, with BM25 and dense first stages; it is opened with log=, and refreshed after every
+N searches. Its traffic are the anchor queries and the test queries that nothing is measured on, in random order, each
+once: searches for the best 10 with 100 calls in 5 rounds. There are 600 or 700 of them, so that is where a curve ends;
+with --repeats, the same queries then come again, in another order. At each checkpoint the first test queries are
 searched on the version of that moment, without being logged: 1 − recall for k = 1, 10, 100 and 50 to 500 calls, beside
 the same queries in an index of 50 anchor queries that were paid for. Intervals are 95 % bootstrap intervals over
 queries, paired for differences.
@@ -28,7 +28,7 @@ import numpy as np
 import adacur
 from adacur import AnchorIndex, Query
 from adacur.data import read_items, read_queries
-from adacur.extras.server import SearchLog
+from adacur.extras.server import SearchLog, refresh
 from adacur.first_stages.encoders import EncoderCard
 from adacur.replay import bootstrap_interval, top_k_recall
 from adacur.scorers import MatrixScorer
@@ -109,8 +109,6 @@ class Replay:
         options: dict[str, Any] = {"first": ["bm25", "dense"], "progress": False, "tune": False}
         adacur.build(list(self.bed.items), 0, path=path, **options, **given).close()
         index = adacur.load(path, log=log, check=False, **given)
-        index.learn(every, limit=LIMIT)
-        assert index.learning is not None
         few = self.missed(self.with_few_anchors(index))
         rows: list[dict[str, Any]] = []
         began = time.process_time()
@@ -143,11 +141,12 @@ class Replay:
         stops = {*checkpoints, len(self.traffic), len(stream)}
         for stop in sorted(stop for stop in stops if stop <= len(stream)):
             while n < stop:
-                # One refresh at most comes due within these, and nothing is searched before it has switched.
                 some: list[Query] = stream[n : min(stop, n + every)]
                 index.search(some, 10, budget=CALLS)
                 n += len(some)
-                index.learning.wait()
+                index.close()
+                refresh(path, log, limit=LIMIT, encoder=self.encoder)
+                index = adacur.load(path, log=log, check=False, **given)
             measure(n)
         index.close()
         return rows

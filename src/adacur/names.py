@@ -6,7 +6,8 @@ import importlib
 from typing import Any
 
 # Commands of `adacur`, in the order of its help.
-COMMANDS = ("adacur.extras.server.serve_command:serve", "adacur.extras.train.train_command:train")
+COMMANDS = ("adacur.extras.server.commands:serve", "adacur.extras.train.train_command:train")
+INDEX_COMMANDS = ("adacur.extras.server.commands:refresh",)
 # Vector stores by the scheme of their URL; each class has `from_url(url, **options)`.
 _LANCEDB, _POSTGRES = "adacur.extras.engines.lancedb:LanceStore", "adacur.extras.engines.postgres:PostgresStore"
 STORES = {
@@ -32,7 +33,6 @@ LOAD_EMB = "adacur.extras.train.emb_cross_encoder:load_emb_cross_encoder"
 CALIBRATED = "adacur.replay.certificates:calibrated"
 # A server's memory of its searches, and why an item is a hit.
 SEARCH_LOG = "adacur.extras.server.search_log:SearchLog"
-LEARNING = "adacur.extras.server.learning:start_learning"
 EXPLAIN = "adacur.extras.server.explain:explain"
 
 

@@ -20,11 +20,11 @@ from adacur.cli.messages import say, warnings_as_notes
 from adacur.cli.search import find, search
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
-from adacur.names import COMMANDS, named
+from adacur.names import COMMANDS, INDEX_COMMANDS, named
 
 # All in all at most sixteen, and `adacur --help` fits a screen: the first sentence of each is short.
 _COMMANDS = (search, find, match, try_, build, tune, evaluate, inspect, *map(named, COMMANDS), demo)
-_INDEX = (add, remove, compact, compress)
+_INDEX = (add, remove, compact, compress, *map(named, INDEX_COMMANDS))
 
 
 class Interrupted(Exception):

@@ -58,9 +58,6 @@ def edit_index(index: AnchorIndex, *, executor: On = None, progress: bool = True
     writable_home(index)
     path = index.path
     assert path is not None
-    if index.learning is not None:
-        # A refresh in the background is a writer too, but not one to report to a user.
-        index.learning.wait()
     with updating(path, executor=executor, progress=progress) as update:
         edit = Edit(index, update, executor=executor, progress=progress)
         try:

@@ -18,7 +18,7 @@ from adacur.data import as_items
 from adacur.errors import InputError, ScorerFailed
 from adacur.first_stages import AnyStage, Placed
 from adacur.first_stages.encoders import encoder as open_encoder
-from adacur.names import EXPLAIN, LEARNING, named
+from adacur.names import EXPLAIN, named
 from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
 from adacur.records import Item, ItemList, Query, as_queries, check_item
 from adacur.results import Hits
@@ -79,7 +79,6 @@ class AnchorIndex:
         self.anchors = anchors
         self._scorer = scorer
         self._log = log
-        self.learning: Any = None
         # Re-entered where one scorer wraps that of another index.
         self._opening = threading.RLock()
 
@@ -371,18 +370,7 @@ class AnchorIndex:
         """The same index with the scorer `wrap(scorer)`, made at its first use; all else is shared."""
         other = copy.copy(self)
         other._scorer = lambda: (wrap(self.scorer), self.drift)
-        if self.learning is not None:
-            self.learning.follow(other)
         return other
-
-    def learn(self, every: int, **options: Any) -> None:
-        """Refresh this index from its log after every `every` searches, in the background; as `load(learn_every=…)`.
-
-        - `limit`: the largest number of anchor queries from the log, 500 by default; each takes memory.
-        """
-        if self._log is None:
-            raise InputError("An index learns from the searches in its log. Open it with one: load(path, log=…).")
-        self.learning = named(LEARNING)(self, self._log, every=every, **options)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -415,9 +403,7 @@ class AnchorIndex:
             raise
         finally:
             if self._log is not None and plan.purse.calls:
-                n_logged = self._log.add(answers, items=plan.items, card=plan.scorer.card)
-                if self.learning is not None:
-                    self.learning.note(n_logged)
+                self._log.add(answers, items=plan.items, card=plan.scorer.card)
 
 
 def _each(asked: Sequence[Query], answers: Sequence[Hits]) -> list[Hits]:

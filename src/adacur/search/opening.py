@@ -31,7 +31,6 @@ def load(
     check: bool = True,
     device: str | None = None,
     log: str | Path | SearchWatcher | None = None,
-    learn_every: int | None = None,
     allow_code: bool = False,
     exact: bool = True,
 ) -> AnchorIndex:
@@ -49,8 +48,7 @@ def load(
     - `device`: where "gaussian" searches hold the items' features and predict, e.g. "cuda"; by default numpy does;
     - `exact`: False lets an engine use an index that may miss some items;
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for;
-      `adacur.extras.server.refresh` makes anchor queries from it;
-    - `learn_every`: do so after every N logged searches, in the background; searches move on to the new version.
+      `adacur.extras.server.refresh` makes anchor queries from it.
     """
     if path == "wikivital" and not Path(path).exists():
         path = wikivital_folder()
@@ -59,8 +57,6 @@ def load(
             raise InputError(f"{named(WITHOUT_CREDENTIALS)(path)} names no scorer. Give one: scorer=…, or --scorer.")
         if device is not None:
             raise InputError("device= is for index folders; a collection is searched where it is.")
-        if learn_every is not None:
-            raise InputError("A collection of an engine cannot learn from its searches; leave learn_every out.")
         opened_there: AnchorIndex = named(SEARCH_IN)(
             path, scorer=scorer, encoder=encoder, exact=exact, check=check, log=log
         )
@@ -70,7 +66,7 @@ def load(
     search_log = named(SEARCH_LOG)(log) if isinstance(log, str | Path) else log
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
     dual = open_encoder(encoder)
-    index = open_folder(
+    return open_folder(
         folder,
         scorer=opened,
         encoder=dual,
@@ -79,9 +75,6 @@ def load(
         log=search_log,
         allow_code=allow_code,
     )
-    if learn_every is not None:
-        index.learn(learn_every)
-    return index
 
 
 def open_folder(

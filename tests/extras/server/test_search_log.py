@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import sqlite3
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -291,7 +292,20 @@ def test_a_refresh_takes_whole_numbers(tmp_path, given) -> None:
         refresh_folder(tmp_path, tmp_path / "log", **given)
 
 
-@pytest.mark.parametrize("keep", [0, 1.5, 10**30])
-def test_a_log_keeps_a_number_that_sqlite_can_count(tmp_path, keep) -> None:
+def test_a_log_holds_no_more_than_it_may_and_nothing_old(folder, tmp_path):
+    log = SearchLog(tmp_path / "log", keep=5, days=1)
+    index = load(folder, log)
+    index.search([f"query {at}" for at in range(8)], 5, budget=10)
+    assert [one.query.text for one in log] == [f"query {at}" for at in range(3, 8)]
+    with sqlite3.connect(log.path) as connection:
+        connection.execute("UPDATE searches SET at = ? WHERE query < 'query 6'", (time.time() - 1.1 * 86_400,))
+    connection.close()
+    assert [one.query.text for one in log] == ["query 6", "query 7"]
+    index.search("query 8", 5, budget=10)
+    assert len(log) == 3
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 0}, {"keep": 1.5}, {"keep": 10**30}, {"days": 0}, {"days": float("nan")}])
+def test_a_log_keeps_a_number_that_sqlite_can_count_for_some_time(tmp_path, wrong) -> None:
     with pytest.raises(InputError):
-        SearchLog(tmp_path / "log", keep=keep)
+        SearchLog(tmp_path / "log", **wrong)

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from adacur.extras.server.explain import AnchorEvidence, Explanation, FirstStageEvidence
-from adacur.extras.server.learning import Learning
 from adacur.extras.server.refresh import Refreshed, refresh
 from adacur.extras.server.search_log import SearchLog, SearchLogWarning
 from adacur.extras.server.server_settings import ServerSettings
@@ -33,7 +32,6 @@ __all__ = [
     "AnchorEvidence",
     "Explanation",
     "FirstStageEvidence",
-    "Learning",
     "Refreshed",
     "SearchLog",
     "SearchLogWarning",

@@ -106,9 +106,6 @@ class _Server:
             check_name(name)
         self.served = {name: Served(name, index.with_scorer(scorers.of)) for name, index in indexes.items()}
         self.watch = ScorerWatch(self.served, settings=settings, metrics=self.metrics, log=log)
-        for name, index in indexes.items():
-            if index.learning is not None:
-                index.learning.heard = partial(self.metrics.count_refresh, name)
         self.is_ready = False
         self.metrics.in_flight.set_function(lambda: self.turns.running)
         self.metrics.waiting.set_function(lambda: self.turns.waiting)
@@ -304,7 +301,6 @@ class _Server:
             "methods": list(one.methods),
             "examples": example_questions(index),
             "tunings": as_json(index.tunings),
-            "learning": None if index.learning is None else index.learning.as_dict(),
             "limits": self.settings.limits(),
         }
 

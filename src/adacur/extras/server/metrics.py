@@ -49,11 +49,6 @@ class Metrics:
         self.search_calls = counter("search_calls", "Scores that searches paid for.", "index", "method")
         self.step_seconds = counter("search_step_seconds", "Seconds of searches in each step.", "index", "step")
         self.stopped = counter("searches", "Searches, by what ended them.", "index", "method", "stopped")
-        self.refreshes = counter("refreshes", "Refreshes from logged searches, by outcome.", "index", "outcome")
-
-    def count_refresh(self, index: str, error: str | None) -> None:
-        """A refresh of an index that learns from its searches."""
-        self.refreshes.labels(index, "failed" if error else "done").inc()
 
     def count_search(self, index: str, method: str, hits: Hits | None, *, stopped: str) -> None:
         """One query's search, at its end; without hits if it ended before the first round."""

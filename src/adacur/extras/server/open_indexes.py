@@ -53,7 +53,7 @@ def open_indexes(
     """Open indexes with their scorers; indexes that were built by the same scorer share it.
 
     `scorer` replaces the one that each was built with, and `encoder` that of item vectors; `cache` is a file
-    for scores. `settings` say what is logged and learned.
+    for scores. `settings` say what is logged.
     """
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}
@@ -68,8 +68,6 @@ def open_indexes(
             model += (card.max_item_tokens, card.prompt, card.readout)
         log = None if settings is None else settings.search_log(name)
         index = load(place, scorer=opened.get(model, scorer), encoder=encoder, allow_code=allow_code, log=log)
-        if settings is not None and settings.learn_every:
-            index.learn(settings.learn_every)
         if cache is not None and model not in opened:
             index = index.with_scorer(lambda opened_scorer: Cached(opened_scorer, cache))
         opened[model] = index.scorer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,15 @@ def refresh(
     fewest_scored: int = _FEWEST_SCORED,
     encoder: Any = None,
     allow_code: bool = False,
-    card: ScorerCard | None = None,
-    first: Callable[[IndexFolder], Mapping[str, Any]] | None = None,
 ) -> Refreshed:
     """Turn logged searches into anchor queries of the index in a folder; no scorer is called.
 
     The anchor queries that came from a log are made anew from this one: at most `limit`, those with most scores first,
     then the newest. Their missing scores are predicted. Scores count only for items whose text is unchanged. Searches
     by another scorer are left out; a log of nothing else is refused. An index without anchor queries becomes that of
-    the scorer with this `card`, by default that of the newest search.
+    the newest search's scorer.
 
-    `encoder` and `allow_code` are those of `load`; `first` gives the first stages of a version instead.
+    `encoder` and `allow_code` are those of `load`.
     """
     if not all(is_whole(count) and count >= 1 for count in (limit, fewest_scored)):
         raise InputError(f"limit and fewest_scored must be at least 1; got {limit} and {fewest_scored}.")
@@ -101,7 +99,7 @@ def refresh(
         of_index = folder.manifest.scorer
         if not folder.anchor_queries:
             # It holds no scores, so any scorer's will do.
-            of_index = card or log.newest_card() or of_index
+            of_index = log.newest_card() or of_index
         paid, others = _paid_for(log, of_index, folder.items)
         if others and not paid:
             other = next(iter(others.values()))
@@ -120,11 +118,7 @@ def refresh(
             queries = [one.query for one in chosen]
             positions = [np.array(sorted(one.scores), dtype=np.intp) for one in chosen]
             scores = [np.array([one.scores[at] for at in sorted(one.scores)]) for one in chosen]
-            stages = (
-                open_first_stages(folder.home, encoder=encoder, allow_code=allow_code)
-                if first is None
-                else first(folder)
-            )
+            stages = open_first_stages(folder.home, encoder=encoder, allow_code=allow_code)
             complete = Snapshot(_complete(folder, before), first=stages)
             if before:
                 update.drop_anchors(before, replaced=True)

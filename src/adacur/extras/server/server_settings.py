@@ -13,7 +13,7 @@ from adacur.extras.server.search_log import SearchLog
 from adacur.money import Price
 from adacur.replay.means import FEWEST_QUERIES
 
-_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES, "learn_every": 0}
+_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
@@ -36,7 +36,6 @@ class ServerSettings:
     - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed;
     - `log_folder`: where the searches of each index are logged, with the texts of queries, in NAME.sqlite; nowhere by
       default. `log_keep` and `log_days` are the most that is kept;
-    - `learn_every`: refresh each index from its log after this number of searches; 0 for never;
     - `price`: what the scorers cost, such as "0.05 USD / 1M tokens"; by default as far as it is known.
     """
 
@@ -62,7 +61,6 @@ class ServerSettings:
     log_folder: str = ""
     log_keep: int = 20_000
     log_days: float = 90.0
-    learn_every: int = 0
     price: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,10 +76,6 @@ class ServerSettings:
                 raise InputError(f"{field.name} must be a list of texts; got one text. Put it into a list.")
         if not self.seconds:
             raise InputError("seconds, the most that a request may take, must be more than 0.")
-        if self.learn_every and not self.log_folder:
-            raise InputError(
-                "An index learns from logged searches, so learn_every needs log_folder. Give both, or none."
-            )
         if self.price is not None:
             Price.of(self.price)
         for host in self.allowed_hosts:

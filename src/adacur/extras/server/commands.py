@@ -1,4 +1,4 @@
-"""`adacur serve`: indexes over HTTP, or one for a language model."""
+"""`adacur serve`: indexes over HTTP, or one for a language model; and `adacur index refresh`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import note, notes, say
+from adacur.cli.messages import counted, note, notes, say, show
 from adacur.errors import InputError
 from adacur.names import is_store_url
 from adacur.requirements import require
@@ -79,6 +80,32 @@ def serve(
     names = [field.name for field in fields(ServerSettings) if field.name not in access]
     limits = ServerSettings(**access, **opt.settings_given(settings, takes=names))
     _serve_http(indexes or [], options, limits, host=host, port=port)
+
+
+def refresh(
+    index: opt.IndexPath,
+    log: Annotated[Path, Argument(metavar="LOG", help="The log of searches in this index.")],
+    limit: Annotated[int, Option(min=1, help="At most this many anchor queries from the log.")] = 500,
+    allow_code: opt.AllowCode = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Make anchor queries of logged searches.
+
+    Calls no scorer: the scores are those that the searches paid for, and predictions for the rest. Servers keep the
+    version that they opened.
+
+    Example: adacur index refresh my.adacur logs/my.sqlite
+    """
+    from adacur.extras.server import refresh as refresh_folder
+
+    done = refresh_folder(index, log, limit=limit, allow_code=allow_code)
+    queries = counted(done.queries, "logged query", "logged queries")
+    show(
+        {"index": index, **asdict(done)},
+        f"{index}: {done.added} of {queries} added, {done.dropped} dropped; "
+        f"{counted(done.anchors, 'anchor query', 'anchor queries')} now.",
+        as_json=as_json,
+    )
 
 
 def _serve_http(
