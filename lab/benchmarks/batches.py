@@ -1,6 +1,6 @@
 """Random searches over small worlds, each alone and in a batch: both must give the same hits.
 
-Worlds vary in size, documents, first stages and texts; searches in method, filter, pool, fusion, and budgets of calls,
+Worlds vary in size, documents, first stages and texts; searches in method, filter, fusion, and budgets of calls,
 tokens and money. Some queries of a batch are equal: they must pay once.
 
 python -m lab.benchmarks.batches --comparisons 100000
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from lab.benchmarks.spending import _PRICES, Till
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, First, Gaussian, Item, Query, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Budget, Gaussian, Item, Query, Rerank
 from adacur.errors import BudgetError, EmptyInput
 from adacur.first_stages.matrix import Matrix
 from adacur.money import Price
@@ -113,8 +113,7 @@ def _options(draw: np.random.Generator, index: AnchorIndex, till: _Books) -> dic
         ANNCUR(),
         Rerank(),
     ]
-    stage = str(draw.choice(["one", "two", "one+two"]))
-    first = First(stage, pool=int(draw.integers(6, 40)) if draw.random() < 0.2 else None)
+    first = str(draw.choice(["one", "two", "one+two"]))
     filters: list[Any] = [{"lang": "de"}, {"lang": ["en", "fr"]}, [item.id for item in index.items if _hash(item) < 2]]
     price = Price.of(str(draw.choice(_PRICES)))
     limits: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from recall_at_budget import numbers, read_judgements
 from score_folders import ScoreFolder, read_score_folder
 
 import adacur
-from adacur import BM25, AnchorIndex, Dense, First, Gaussian, Hits, Item, Query
+from adacur import BM25, AnchorIndex, Dense, Gaussian, Hits, Item, Query
 from adacur.replay import bootstrap_interval, judged_quality, top_k_recall
 from adacur.replay.tuning_verdict import verdict
 from adacur_lab.known_vectors import KnownVectors
@@ -121,7 +121,7 @@ def main() -> None:
         seconds = round(time.monotonic() - began, 1)
         hits = index.search(folder.test, K)
         after = judged_quality(hits, qrels)["nDCG@10"]
-        told = {name: hits[0].trace.settings[name] for name in ("first", "fuse", "pool", "tuned")}
+        told = {name: hits[0].trace.settings[name] for name in ("first", "fuse", "tuned")}
         spent = {
             "budget": budget,
             "calls": hits[0].trace.calls,
@@ -137,7 +137,7 @@ def main() -> None:
             verdict=verdict(tuning),
             seconds=seconds,
         )
-        again = index.search(folder.test, K, method="rerank", first=First(tuning.first))
+        again = index.search(folder.test, K, method="rerank", first=tuning.first)
         reranked = judged_quality(again, qrels)["nDCG@10"]
         row("judged: rerank as chosen", again, **spent, ndcg=mean(reranked))
 

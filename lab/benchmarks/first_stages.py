@@ -1,11 +1,11 @@
 """First stages compared by replay: how much of the scorer's own top k does each put within reach?
 
     python lab/benchmarks/first_stages.py --scores DIR --data BEIR_FOLDER [--items N] [--queries 100] [--budget 100] \
-        [--anchors 500] [--k 10] [--pool 500] [--json OUT]
+        [--anchors 500] [--k 10] [--json OUT]
 
 Takes the exact scores of a folder (see score_folders.py) and the texts of the same collection, keeps the first N items,
-and measures Top-k-Recall of each first stage in four roles: re-ranked, as ANNCUR's anchor items, as ADACUR's first
-batch, and re-ranked by ADACUR within its best `--pool`. Texts are encoded with bge-small-en-v1.5; the dense stage uses
+and measures Top-k-Recall of each first stage in three roles: re-ranked, as ANNCUR's anchor items, and as
+ADACUR's first batch. Texts are encoded with bge-small-en-v1.5; the dense stage uses
 the folder's own embeddings.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from score_folders import read_score_folder
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, First, Item, Query, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Item, Query, Rerank
 from adacur.data import fetch, read_items, read_queries
 from adacur.first_stages import BM25, Matrix, OnnxEncoder, bge_small
 from adacur.protocols import FirstStage
@@ -39,7 +39,6 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--pool", type=int, default=500)
     parser.add_argument("--json", type=Path, help="where to write the rows")
     given = parser.parse_args()
 
@@ -86,14 +85,13 @@ def main() -> None:
         first.search(queries, given.budget)
         searched = time.perf_counter()
         roles = {
-            "rerank": (Rerank(), None),
-            "anncur": (ANNCUR(), None),
-            "adacur": (AdaCUR(rounds=given.rounds), None),
-            f"adacur in pool {given.pool}": (AdaCUR(rounds=given.rounds), given.pool),
+            "rerank": Rerank(),
+            "anncur": ANNCUR(),
+            "adacur": AdaCUR(rounds=given.rounds),
         }
         cells = []
-        for role, (method, pool) in roles.items():
-            hits = index.search(queries, given.k, budget=given.budget, method=method, first=First(first, pool))
+        for role, method in roles.items():
+            hits = index.search(queries, given.k, budget=given.budget, method=method, first=first)
             recalls = top_k_recall(hits, exact, k=given.k)
             low, high = bootstrap_interval(recalls)
             row = {"domain": folder.domain, "items": len(items), "first": name, "method": role, "k": given.k}

@@ -65,7 +65,6 @@ OPTIONS = (
         str,
         {"max_length": 1000},
     ),
-    Option("pool", "Search only the first stage's best N; at least k.", int, {"ge": 1, "lt": 2**31}, typed=int),
     Option(
         "fuse",
         "The first stage's weight in the order; 0 is the scorer's own order; default: as tuned or built, else 1 for a "
@@ -124,5 +123,5 @@ FIND_OPTIONS = (
     ),
     *(option for option in OPTIONS if option.name in _SHARED),
 )
-# Options that become fields of another one's object, `Budget` or `First`.
-PARTS = {"budget": ("deadline", "tokens", "cost", "price"), "first": ("pool",)}
+# Options that become fields of a `Budget`.
+OF_BUDGET = ("deadline", "tokens", "cost", "price")

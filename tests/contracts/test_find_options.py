@@ -147,8 +147,8 @@ def test_a_host_gives_the_same_answer(path: Path, name: str, host: str) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_host_refuses_an_option_that_a_find_does_not_take(path: Path, host: str) -> None:
     opened = HOSTS[host]()
-    opened.open(path, k=1, scorer=shared_words, above=3.2, pool=10)
-    with pytest.raises(UnknownOption, match="pool"):
+    opened.open(path, k=1, scorer=shared_words, above=3.2, effort=0.9)
+    with pytest.raises(UnknownOption, match="effort"):
         opened.retrieve(QUERY)
 
 

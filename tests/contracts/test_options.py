@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import adacur
-from adacur import Budget, First, Query
+from adacur import Budget, Query
 from adacur.errors import AdacurError
 from adacur.options import OPTIONS, SEARCH_OPTIONS
 from adacur.search import plan_search, search_options
@@ -29,8 +29,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "price": ({"budget": 9, "price": "0.01 USD / call"}, {"budget": Budget(9, price="0.01 USD / call")}),
     "method": ({"budget": 8, "method": "rerank"}, {"budget": 8, "method": adacur.Rerank()}),
-    "first": ({"budget": 8, "first": "random"}, {"budget": 8, "first": First("random")}),
-    "pool": ({"budget": 12, "pool": 10}, {"budget": 12, "first": First(pool=10)}),
+    "first": ({"budget": 8, "first": "random"}, {"budget": 8, "first": "random"}),
     "fuse": ({"budget": 12, "fuse": 0.5}, {"budget": 12, "fuse": 0.5}),
     "effort": ({"budget": 12, "effort": "auto"}, {"budget": 12, "effort": "auto"}),
     "min_relevance": ({"budget": 40, "min_relevance": 0.5}, {"budget": 40, "min_relevance": 0.5}),

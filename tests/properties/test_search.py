@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adacur import ANNCUR, AdaCUR, AnchorIndex, Exact, First, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Exact, Rerank
 from adacur.model import GaussianModel, Softmax, TopK, Uniform
 from adacur.replay import top_k_recall
 from adacur.scorers import MatrixScorer, Metered
@@ -143,20 +143,6 @@ def test_a_matrix_of_rank_r_is_recovered_from_r_anchor_items(rank, extra, seed) 
     for found, exact in zip(hits, world.test_scores, strict=True):
         assert len(found.trace.rounds[0].positions) == rank
         assert found.trace.approximate_scores == pytest.approx(exact, abs=1e-5 * np.abs(exact).max())
-
-
-@settings(max_examples=30, deadline=None)
-@given(world=worlds, budget=budgets(), pool=st.integers(1, 70))
-def test_a_pool_confines_the_search_to_the_first_stage_s_best(world, budget, pool) -> None:
-    first = world.noisy_first()
-    hits = AnchorIndex(world.index, scorer=world.scorer).search(
-        world.test, 1, budget=budget[0], method=AdaCUR(rounds=budget[1]), first=First(first, pool=pool)
-    )
-    for query, found in zip(world.test, hits, strict=True):
-        allowed = {world.items[p].id for p in first.search([query], pool)[0].positions}
-        scored = {world.items[p].id for round_ in found.trace.rounds for p in round_.positions}
-        assert scored <= allowed
-        assert len(scored) == min(budget[0], len(allowed))
 
 
 @settings(max_examples=30, deadline=None)

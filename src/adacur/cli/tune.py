@@ -50,7 +50,7 @@ def tune(
 
     Where searches start and their settings, for your k and budget. Each anchor query is searched for again, as if it
     were new: no scorer is called. Run it once per k and budget that you use. With --qrels, judgements choose the first
-    stage, the smallest budget that is as good, fuse and pool. Without an index, `try` says whether it is worth it; on
+    stage, the smallest budget that is as good, and fuse. Without an index, `try` says whether it is worth it; on
     judged data, `evaluate` compares: see docs/try.md, Three ways to measure.
 
     Example: adacur tune my.adacur -k 10 --budget 100

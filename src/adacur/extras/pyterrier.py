@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from adacur.errors import InputError, UnknownName
 from adacur.records import Query, as_queries
 from adacur.requirements import require
 from adacur.results import Hits
-from adacur.search import AnchorIndex, First, load, search_options
+from adacur.search import AnchorIndex, load, search_options
 from adacur.search.finding import find_options
 from adacur.store import IndexFolder
 from adacur.store.versions import version_files
@@ -71,9 +70,7 @@ class Adacur(pt.Artifact, pt.Transformer):  # type: ignore[misc]
             # Columns of the documents go: other documents will take their places.
             columns = [column for column in queries.columns if column in pt.model.query_columns(queries)]
             queries = queries[columns].drop_duplicates("qid").reset_index(drop=True)
-            options["first"] = (
-                replace(given, stage=first) if isinstance(given := options.get("first"), First) else first
-            )
+            options["first"] = first
         texts = [Query(str(id_), text) for id_, text in zip(queries["qid"], queries["query"], strict=True)]
         answers: list[Hits] = []
         if texts and options.get("above") is not None:

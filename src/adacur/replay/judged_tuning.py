@@ -25,8 +25,6 @@ from adacur.store import Drift
 
 FEWEST_JUDGED = 20
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
-# In budgets; a pool of one is re-ranking.
-_POOLS = (2, 5)
 # Of the largest budget.
 _SHARES = (0.25, 0.5)
 # A gain that is sure but smaller than this is not worth a setting.
@@ -101,10 +99,7 @@ class JudgedQueries:
 
 
 class JudgedSearches:
-    """The choice by judgements among searches for judged queries with at most `largest` calls.
-
-    A way with a method "rerank" is a pool of as many as its calls.
-    """
+    """The choice by judgements among searches for judged queries with at most `largest` calls."""
 
     def __init__(self, index: AnchorIndex, judged: JudgedQueries, *, k: int, largest: int, seed: int) -> None:
         self._index = index
@@ -127,7 +122,7 @@ class JudgedSearches:
         self._budgets = _budgets(k, largest)
 
     def choose(self) -> Way:
-        """The first stage, budget, weight and pool whose quality is best, each only for a gain that can be seen.
+        """The first stage, budget and weight whose quality is best, each only for a gain that can be seen.
 
         The budget is the smallest that loses no more than the noise against the largest.
         """
@@ -135,13 +130,11 @@ class JudgedSearches:
         start = self._started(every)
         for budget in self._budgets:
             self._searches.quality(start._replace(budget=budget))
-        # A pool of one budget is tried, which is re-ranking.
-        self._searches.quality(self._chosen(every)._replace(method="rerank", pool=None))
         return self._chosen(every)
 
     def hits(self, chosen: Way, settings: GaussianSettings) -> list[Hits]:
         """The hits of each query by this choice."""
-        return self._searches.hits(_with(chosen, settings))
+        return self._searches.hits(chosen._replace(method=settings))
 
     def measured(self, chosen: Way, settings: GaussianSettings) -> Judged:
         """What to expect of a choice, searched with these settings: each half as the other half would choose."""
@@ -150,7 +143,7 @@ class JudgedSearches:
         def as_chosen(among: BoolArray) -> FloatArray:
             other = self._chosen(among)
             is_same = (other.first, other.budget) == (chosen.first, chosen.budget)
-            return searches.quality(_with(other, settings) if is_same else other)
+            return searches.quality(other._replace(method=settings) if is_same else other)
 
         values = unseen(n_queries, as_chosen)
         first = next(iter(searches.stages))
@@ -158,13 +151,12 @@ class JudgedSearches:
         # No choice was made by what calls are measured against.
         joined = max(map(str, searches.stages), key=lambda name: name.count(SEPARATOR))
         alone = searches.quality(Way("first", joined))
-        reranked = searches.quality(chosen._replace(method="rerank", pool=None))
+        reranked = searches.quality(chosen._replace(method="rerank"))
         return Judged(
             measure=searches.measure,
             n_queries=n_queries,
             largest=self._largest,
             fuse=chosen.fuse,
-            pool=chosen.budget if chosen.method == "rerank" else chosen.pool,
             chosen=mean_of(values),
             plain=mean_of(plain),
             gain=mean_of(values - plain),
@@ -199,16 +191,7 @@ class JudgedSearches:
 
         start = self._started(among)
         ways = [start._replace(budget=budget) for budget in self._budgets]
-        chosen = next(way for way in ways if self._searches.has(way) and loses_nothing(quality(way) - quality(start)))
-        pools = [chosen._replace(pool=n * chosen.budget) for n in _POOLS]
-        if self._searches.has(reranked := chosen._replace(method="rerank")):
-            pools = [reranked, *pools]
-        best = max(pools, key=lambda one: float(quality(one).mean()))
-        return best if is_gain(quality(best) - quality(chosen)) else chosen
-
-
-def _with(way: Way, settings: GaussianSettings) -> Way:
-    return way if way.method == "rerank" else way._replace(method=settings)
+        return next(way for way in ways if self._searches.has(way) and loses_nothing(quality(way) - quality(start)))
 
 
 def _budgets(k: int, largest: int) -> list[int]:

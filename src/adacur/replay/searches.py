@@ -38,15 +38,13 @@ from adacur.search.tuned import GaussianSettings
 class Way(NamedTuple):
     """A way to search: a method, or "gaussian" with these settings, from a first stage, with so many calls.
 
-    A method that needs no number of calls has 0. Then the order: the first stage's weight in it, and only the first
-    stage's best `pool`, where there is one.
+    A method that needs no number of calls has 0. `fuse` is the first stage's weight in the order.
     """
 
     method: str | GaussianSettings
     first: str | None = None
     budget: int = 0
     fuse: float = 0.0
-    pool: int | None = None
 
 
 class Searches:
@@ -135,9 +133,9 @@ class Searches:
     def hits(self, way: Way) -> list[Hits]:
         """The hits of each query, in the order of the way."""
         scored, stage = self.scored(way), self.stages.get(way.first)
-        if stage is None or not (way.fuse or way.pool):
+        if stage is None or not way.fuse:
             return scored
-        rankings = stage.search(self.queries, min(self.n_items, max(LISTED, way.pool or 0)))
+        rankings = stage.search(self.queries, min(self.n_items, LISTED))
         return [self._ordered(hits, ranking, way) for hits, ranking in zip(scored, rankings, strict=True)]
 
     def _ordered(self, hits: Hits, ranking: Ranking, way: Way) -> Hits:
@@ -158,11 +156,7 @@ class Searches:
             n_left=0,
             goes_on=False,
         )
-        # Without a weight this is the order of the scores.
-        answer = Fuse(way.fuse)(answer)
-        if way.pool is not None:
-            answer = answer.at(np.argsort(~np.isin(answer.positions, listed[: way.pool]), kind="stable"))
-        return Top()(answer).hits()
+        return Top()(Fuse(way.fuse)(answer)).hits()
 
     def _method(self, way: Way, stage: Placed | None, to_the_end: bool) -> Method:
         if isinstance(way.method, str):
@@ -295,4 +289,4 @@ class _LeavingOut:
 
 
 def _plain(way: Way) -> Way:
-    return way._replace(fuse=0.0, pool=None)
+    return way._replace(fuse=0.0)

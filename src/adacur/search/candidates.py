@@ -71,14 +71,6 @@ class CandidatesInMemory(Candidates):
     def n_left(self) -> int:
         return int(self.unscored.sum())
 
-    def confine(self, n: int, *, stream: int) -> None:
-        """Only the first stage's best n may be scored, and a uniform sample where it found fewer."""
-        best = self.found[:n]
-        if len(best) < n:
-            best = np.concatenate([best, self.at_random(n - len(best), stream=stream, without=best)])
-        self.unscored[:] = False
-        self.unscored[best] = True
-
     def from_first(self, n: int) -> IntArray:
         return self.found[self.unscored[self.found]][:n]
 

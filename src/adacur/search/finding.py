@@ -17,13 +17,13 @@ from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError, UnknownOption
 from adacur.first_stages import AnyStage
 from adacur.names import CALIBRATED, named
-from adacur.options import FIND_OPTIONS, PARTS
+from adacur.options import FIND_OPTIONS, OF_BUDGET
 from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.results import Certificate
 from adacur.search.filters import Filter
 from adacur.search.finish import Answer, Documents
-from adacur.search.methods import Exact, First
+from adacur.search.methods import Exact
 from adacur.search.plan import Plan
 from adacur.search.planning import plan_search
 from adacur.search.stopping import Standing
@@ -57,7 +57,7 @@ class FindOptions(TypedDict, total=False):
     budget: int | str | Budget | None
     audit: int
     confidence: float
-    first: str | AnyStage | First | None
+    first: str | AnyStage | None
     filter: Filter | None
 
 
@@ -248,7 +248,7 @@ def plan_find(
     budget: int | str | Budget | None = None,
     audit: int = 0,
     confidence: float = 0.9,
-    first: str | AnyStage | First | None = None,
+    first: str | AnyStage | None = None,
     filter: Filter | None = None,  # noqa: A002
     scorer: Scorer | None = None,
 ) -> Plan:
@@ -312,7 +312,7 @@ def find_options(**values: Any) -> FindOptions:
     known = [option.name for option in FIND_OPTIONS]
     if unknown := [name for name in given if name not in known]:
         raise UnknownOption(f"A find does not take {', '.join(unknown)}. It takes: {', '.join(known)}.")
-    if limits := {name: given.pop(name) for name in PARTS["budget"] if name in given}:
+    if limits := {name: given.pop(name) for name in OF_BUDGET if name in given}:
         given["budget"] = replace(Budget.of(given.get("budget", FIND_CALLS)), **limits)
     return cast("FindOptions", given)
 

@@ -136,7 +136,7 @@ class AnchorIndex:
         - `method`: `Gaussian(…)` (the default; `Rerank()` where there is nothing to predict from), `AdaCUR(…)`,
           `ANNCUR(…)`, `AXN(…)`, `Rerank(…)`, `FirstOnly()` (0 calls) or `Exact()`; a name such as "rerank" is short for
           one with defaults;
-        - `first`: what to start from: `First(…)`, the name of a first stage, several joined ("bm25+dense"), or an
+        - `first`: what to start from: the name of a first stage, several joined by their ranks ("bm25+dense"), or an
           object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);
         - `fuse`: the first stage's weight in the order of hits, in standard deviations; 0 is the scorer's own order. By
           default as tuned by judgements, or as the index was built with, or 1 for a reranker (one witness; .5 beside

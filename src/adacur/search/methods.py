@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from adacur.arrays import FloatArray
 from adacur.budget import is_whole
 from adacur.errors import BudgetError, InputError, ScorerFailed, UnknownName
-from adacur.first_stages import AnyStage
 from adacur.model import PseudoInverse, TopK
 from adacur.protocols import Acquisition, AnchorScores, Approximator, ScorerCard
 from adacur.records import Pair
@@ -27,38 +26,6 @@ from adacur.store import AnchorTable
 
 if TYPE_CHECKING:
     from adacur.search.snapshot import Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """The first stage of a search, and what it is used for.
-
-    - `stage`: the name of a first stage of the index, several joined with "+" ("bm25+dense": by reciprocal
-      ranks), a first stage object, or None for the one that tuning chose, or else the index's default;
-    - `pool`: search only its best N items; left at None, all of them, unless tuning by judgements chose a pool.
-    """
-
-    stage: str | AnyStage | None = None
-    pool: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.pool is not None and self.pool < 1:
-            raise BudgetError(f"A pool must hold at least one item; got pool={self.pool}.")
-
-    def given(self) -> dict[str, Any]:
-        """What is given here, by the names of search options."""
-        return {"first": self.stage, "pool": self.pool}
-
-    def check(self, plan: Plan, k: int) -> None:
-        """Refuse a pool that a search for k items cannot have."""
-        if self.pool is None:
-            return
-        if plan.first is None:
-            raise BudgetError("A pool is the first stage's best items, so it needs a first stage; give first=….")
-        if self.pool < k:
-            raise BudgetError(
-                f"Only items of the pool are returned, so k must not exceed it; got k={k}, pool={self.pool}."
-            )
 
 
 class NoScorer:
@@ -272,7 +239,7 @@ class Exact:
 
     name: ClassVar[str] = "exact"
     needs: ClassVar[tuple[str, ...]] = ()
-    refuses: ClassVar[tuple[str, ...]] = ("pool", "first", "tokens", "cost")
+    refuses: ClassVar[tuple[str, ...]] = ("first", "tokens", "cost")
     because: ClassVar[str] = "scores every item, whatever it costs, and takes a first stage only to fuse"
 
     def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
@@ -294,7 +261,7 @@ class FirstOnly:
 
     name: ClassVar[str] = "first"
     needs: ClassVar[tuple[str, ...]] = ()
-    refuses: ClassVar[tuple[str, ...]] = ("fuse", "pool", "min_score", "min_relevance")
+    refuses: ClassVar[tuple[str, ...]] = ("fuse", "min_score", "min_relevance")
     because: ClassVar[str] = "scores nothing"
 
     def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:

@@ -18,9 +18,7 @@ from adacur.search.candidates import CandidatesInMemory
 from adacur.search.device_search import batch_on_device, chooses_on_device
 from adacur.search.filters import Filter, allowed_by
 from adacur.search.finish import Documents, listed_by
-from adacur.search.methods import First
 from adacur.search.plan import Plan
-from adacur.seeds import stream_key
 
 # Predictions of queries that move together.
 _PREDICTIONS_AT_ONCE = 50_000_000
@@ -28,26 +26,16 @@ _PREDICTIONS_AT_ONCE = 50_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InMemory:
-    """The items of an index.
+    """The items of an index: those that pass the `filter`."""
 
-    - `start`: whether only the first stage's best N may be scored, its pool;
-    - `filter`: only items that pass it.
-    """
-
-    start: First
     filter: Filter | None = None
 
     def open(self, plan: Plan, k: int) -> OpenMemory:
         """Ready for searches of this plan."""
-        self.start.check(plan, k)
         return OpenMemory(self, plan, k)
 
     def settings(self) -> Mapping[str, Any]:
-        return {
-            "pool": self.start.pool,
-            "filtered": self.filter is not None,
-            "engine": None,
-        }
+        return {"filtered": self.filter is not None, "engine": None}
 
 
 def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
@@ -61,7 +49,7 @@ class OpenMemory:
     by_position = True
 
     def __init__(self, place: InMemory, plan: Plan, k: int) -> None:
-        self._place, self._plan, self._k = place, plan, k
+        self._plan, self._k = plan, k
         n_items = len(plan.items)
         # A broadcast value takes no memory.
         self._allowed: BoolArray = np.broadcast_to(np.True_, n_items)
@@ -75,7 +63,7 @@ class OpenMemory:
 
     def begin(self, queries: Sequence[Query]) -> QueryBatch:
         """Ask the first stage, and begin a search of each query."""
-        plan, place = self._plan, self._place
+        plan = self._plan
         found, answers, lists = self._found(queries)
         terms: Sequence[Sequence[Ranking]] = ()
         if plan.uses_ranks and isinstance(plan.first, Placed) and plan.purse.calls >= SCORES_FOR_TERMS:
@@ -83,7 +71,7 @@ class OpenMemory:
         approximation = None if plan.model is None else plan.model.begin(queries, lists, terms)
         needs_scores = plan.listed or not plan.purse.calls
         listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
-        if place.start.pool is None and chooses_on_device(plan, approximation):
+        if chooses_on_device(plan, approximation):
             return batch_on_device(
                 plan,
                 queries,
@@ -96,9 +84,6 @@ class OpenMemory:
                 approximation=approximation,
             )
         candidates = in_memory(plan, found, self._allowed)
-        if place.start.pool is not None:
-            for query, some in zip(queries, candidates, strict=True):
-                some.confine(place.start.pool, stream=stream_key(plan.seed, "pool", query.id))
         return QueryBatch(plan, queries, self._k, candidates=candidates, listed=listed, approximation=approximation)
 
     def gave_up(self, error: Exception) -> str | None:
@@ -114,9 +99,7 @@ class OpenMemory:
         if not isinstance(plan.first, Placed):
             return [NONE for _ in queries], [], []
         calls = plan.purse.calls
-        n = self._place.start.pool or (
-            plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed)
-        )
+        n = plan.sizes(min(calls, self._n_allowed))[0] if calls else min(self._k, self._n_allowed)
         n = max(n, min(plan.listed, self._n_allowed))
         # Ranks are among all items, filtered or not.
         depth = max(n, min(RANKS_THAT_COUNT, len(allowed))) if plan.uses_ranks else n

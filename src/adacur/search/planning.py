@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 from adacur.budget import USUAL_CALLS, Budget, check_k
 from adacur.errors import BudgetError, InputError, UnknownOption
 from adacur.first_stages import AnyStage
-from adacur.options import PARTS, SEARCH_OPTIONS
+from adacur.options import OF_BUDGET, SEARCH_OPTIONS
 from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.search.effort import Effort
 from adacur.search.filters import Filter
 from adacur.search.finish import Floors, Fuse, Top, check_fuse
-from adacur.search.methods import NO_SCORER, Exact, First, FirstOnly, Method, method_named, with_effort
+from adacur.search.methods import NO_SCORER, Exact, FirstOnly, Method, method_named, with_effort
 from adacur.search.plan import Plan
 from adacur.search.snapshot import Snapshot
 from adacur.search.spending import Limits
@@ -31,7 +31,7 @@ class SearchOptions(TypedDict, total=False):
 
     budget: int | str | Budget | None
     method: str | Method | None
-    first: str | AnyStage | First | None
+    first: str | AnyStage | None
     fuse: float | None
     filter: Filter | None
     min_relevance: float | None
@@ -45,7 +45,7 @@ def plan_search(
     *,
     budget: int | str | Budget | None = None,
     method: str | Method | None = None,
-    first: str | AnyStage | First | None = None,
+    first: str | AnyStage | None = None,
     fuse: float | None = None,
     filter: Filter | None = None,  # noqa: A002
     min_relevance: float | None = None,
@@ -62,13 +62,12 @@ def plan_search(
     if unknown:
         raise UnknownOption(
             f"A search does not take {', '.join(unknown)}. Options of a method belong to it, as in "
-            "method=Gaussian(rounds=3), those of a first stage to First('dense', …), and limits to Budget(100, …)."
+            "method=Gaussian(rounds=3), and limits to Budget(100, …)."
         )
     # One version throughout: an edit may move the index on to another at any time.
     snapshot = index.snapshot
     chosen = method_named(method) if isinstance(method, str) else method or method_named(snapshot.default_method)
     is_exact, calls_none = isinstance(chosen, Exact), isinstance(chosen, FirstOnly)
-    start = first if isinstance(first, First) else First(first)
     check_fuse(fuse)
     check_k(k)
     tuned: tuple[str, ...] = ()
@@ -81,7 +80,7 @@ def plan_search(
         budget = len(index) if is_exact else snapshot.default_budget(k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not is_exact else ()
     spend = Budget.of(budget)
-    asked = {**start.given(), "tokens": spend.tokens, "cost": spend.cost, "fuse": fuse or None}
+    asked = {"first": first, "tokens": spend.tokens, "cost": spend.cost, "fuse": fuse or None}
     asked |= {"min_score": min_score, "min_relevance": min_relevance}
     # A first stage to fuse is never refused.
     if refused := [name for name in chosen.refuses if asked[name] is not None and not (name == "first" and fuse)]:
@@ -91,12 +90,12 @@ def plan_search(
     limits = Limits.of(spend, (index.scorer if scorer is None else scorer) if spend.is_counted else None)
     calls, most = _calls(limits, snapshot, k) if spend.calls is None else (spend.calls, spend.calls)
     if not is_exact:
-        start, fuse, also_tuned = snapshot.tuned_start(start, fuse, k=k, budget=calls, method=chosen.name)
+        first, fuse, also_tuned = snapshot.tuned_start(first, fuse, k=k, budget=calls, method=chosen.name)
         tuned = (*tuned, *also_tuned)
-    place = snapshot.place(chosen, start, filter)
+    place = snapshot.place(chosen, filter)
     floors = Floors(snapshot.relevance(), min_relevance, min_score)
     # An exact search needs a first stage only to fuse its scores in.
-    stage = snapshot.stage(start.stage) if fuse or not is_exact else None
+    stage = snapshot.stage(first) if fuse or not is_exact else None
     scoring = index.scorer if scorer is None else scorer
     if fuse is None:
         fuse = 0.0 if stage is None or is_exact else snapshot.usual_fuse(scoring.card, first=stage.name)
@@ -144,14 +143,7 @@ def search_options(index: AnchorIndex, **values: Any) -> SearchOptions:
     of_method = {name: given.pop(name) for name in [*given] if name not in SEARCH_OPTIONS}
     if of_method or isinstance(given.get("method"), str):
         given["method"] = method_named(str(given.get("method", index.snapshot.default_method)), **of_method)
-    limits, of_first = (
-        {name: given.pop(name) for name in PARTS[whole] if name in given} for whole in ("budget", "first")
-    )
-    if limits:
+    if limits := {name: given.pop(name) for name in OF_BUDGET if name in given}:
         calls = len(index) if isinstance(given.get("method"), Exact) else USUAL_CALLS
         given["budget"] = replace(Budget.of(given.get("budget", calls)), **limits)
-    if of_first:
-        if isinstance(given.get("first"), First):
-            raise InputError(f"Give {', '.join(of_first)} inside First(…), or beside a name; not both.")
-        given["first"] = First(given.get("first"), **of_first)
     return cast("SearchOptions", dict.fromkeys(SearchOptions.__annotations__) | given)

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from adacur.search.at_rest import store_at_rest
 from adacur.search.filters import Filter
 from adacur.search.finish import Documents
 from adacur.search.index_stages import add_first_stages, learned_slopes
-from adacur.search.methods import METHODS, First, Method
+from adacur.search.methods import METHODS, Method
 from adacur.search.places import InMemory
 from adacur.search.relevance import Relevance, read_relevance
 from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
@@ -116,9 +116,9 @@ class Snapshot:
             name for name, method in METHODS.items() if not method.needs or any(there[one] for one in method.needs)
         )
 
-    def place(self, method: Method, start: First, filter_: Filter | None) -> Any:
+    def place(self, method: Method, filter_: Filter | None) -> Any:
         """Where the items of a search are; refuses what cannot be done there, which in memory is nothing."""
-        return InMemory(start, filter_)
+        return InMemory(filter_)
 
     @property
     def named_stages(self) -> tuple[str, ...]:
@@ -343,28 +343,23 @@ class Snapshot:
         return min(max(k, chosen), USUAL_CALLS)
 
     def tuned_start(
-        self, start: First, fuse: float | None, *, k: int, budget: int, method: str
-    ) -> tuple[First, float | None, tuple[str, ...]]:
-        """The start of a search and `fuse`, filled in from the tuning where they are open, and the names of these.
+        self, first: str | AnyStage | None, fuse: float | None, *, k: int, budget: int, method: str
+    ) -> tuple[str | AnyStage, float | None, tuple[str, ...]]:
+        """The first stage of a search and `fuse`, from the tuning where they are open, and the names of these.
 
         What judgements chose for one first stage, no other uses.
         """
         taken: tuple[str, ...] = ()
-        if start.stage is None:
-            start = replace(start, stage=self.chosen_first(k=k, budget=budget, method=method))
-            taken = ("first",) if start.stage != self.default_first else ()
-        if not isinstance(start.stage, str) or method not in JUDGED_METHODS:
-            return start, fuse, taken
-        stage = self.stage(start.stage)
+        if first is None:
+            first = self.chosen_first(k=k, budget=budget, method=method)
+            taken = ("first",) if first != self.default_first else ()
+        if fuse is not None or not isinstance(first, str) or method not in JUDGED_METHODS:
+            return first, fuse, taken
+        stage = self.stage(first)
         tuning = self.tuned(k=k, budget=budget, first=stage.name if stage else None)
         if tuning is None or tuning.judged is None:
-            return start, fuse, taken
-        if fuse is None:
-            fuse, taken = tuning.judged.fuse, (*taken, "fuse")
-        if method == "rerank":
-            return start, fuse, taken
-        start, narrowed = tuning.narrowed(start, k=k, budget=budget, n_items=len(self.anchors.items))
-        return start, fuse, (*taken, *narrowed)
+            return first, fuse, taken
+        return first, tuning.judged.fuse, (*taken, "fuse")
 
     def _near(self, k: int, budget: int) -> list[Tuning]:
         """The tunings whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adacur.data.stored import read_record, read_versioned, sealed_json
 from adacur.errors import DamagedIndex, InputError
@@ -14,13 +14,10 @@ from adacur.records import Query
 from adacur.search.effort import EffortRule
 from adacur.store.database import digest_texts
 
-if TYPE_CHECKING:
-    from adacur.search.methods import First
-
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
 _FORMAT = 3
-# The methods that use what judgements choose: budget, fuse and pool.
+# The methods that use what judgements choose: budget and fuse.
 JUDGED_METHODS = ("gaussian", "rerank")
 # A tuning serves searches whose k and budget are within this factor of its own.
 REACH = 2
@@ -102,8 +99,8 @@ class TriedFirst:
 class Judged:
     """What judgements chose, and the judged quality to expect, measured on queries that did not choose.
 
-    `largest` is the largest budget tried; the tuning's own is the smallest that is as good. `fuse` is 0 and `pool` None
-    where the order is left to the scorer. The means are of `measure`, such as nDCG@10: of a search as `chosen`, of a
+    `largest` is the largest budget tried; the tuning's own is the smallest that is as good. `fuse` is 0 where the
+    order is left to the scorer. The means are of `measure`, such as nDCG@10: of a search as `chosen`, of a
     `plain` one (the default first stage and weight, the largest budget), of their difference `gain`, and, with the
     chosen budget, first stage and weight, of `rerank`; and, with 0 calls, of all first stages joined, `alone`, over
     which the chosen search gains `worth`. Judging took `calls`.
@@ -113,7 +110,6 @@ class Judged:
     n_queries: int
     largest: int
     fuse: float
-    pool: int | None
     chosen: Mean
     plain: Mean
     gain: Mean
@@ -124,9 +120,8 @@ class Judged:
     alone_first: str | None = None
 
     def order(self) -> str:
-        """What orders the hits, and which items may be among them."""
-        order = f"fuse {self.fuse:g}" if self.fuse else "the scorer's order"
-        return f"{order} and a pool of {self.pool}" if self.pool else order
+        """What orders the hits."""
+        return f"fuse {self.fuse:g}" if self.fuse else "the scorer's order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +150,6 @@ class Tuning:
     def first_of(self, method: str) -> str | None:
         """The first stage for a method. Where judgements chose, the one that the weight was chosen for."""
         return self.rerank_first or self.first if method == "rerank" and self.judged is None else self.first
-
-    def narrowed(self, start: First, *, k: int, budget: int, n_items: int) -> tuple[First, tuple[str, ...]]:
-        """A first stage with the pool that judgements chose, where it names none, and the names of what was chosen."""
-        if self.judged is None or self.judged.pool is None or start.pool is not None:
-            return start, ()
-        # In the same proportion to the budget as when it was chosen.
-        pool = max(k, round(self.judged.pool * budget / self.budget))
-        return replace(start, pool=min(n_items, pool)), ("pool",)
 
     def recall_of(self, method: str) -> Prediction:
         """The prediction for a method."""
@@ -231,8 +218,7 @@ def _parsed(entry: Any) -> Tuning:
     counts = {"k": tuning.k, "budget": tuning.budget, "rounds": settings.rounds}
     if judged is not None:
         numbers |= {"fuse": judged.fuse}
-        pool = 1 if judged.pool is None else judged.pool
-        counts |= {"largest": judged.largest, "judged queries": judged.n_queries, "pool": pool}
+        counts |= {"largest": judged.largest, "judged queries": judged.n_queries}
     for least, values in ((0, numbers), (1, counts)):
         for name, value in values.items():
             if value is not None and value < least:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Budget, First, Gaussian, Item, Query
+from adacur import AnchorIndex, Budget, Gaussian, Item, Query
 from adacur.errors import EmptyInput, EngineRefused, EngineUnavailable, InputError, UnknownName
 from adacur.extras.engines import EngineWarning, search_in
 from adacur.extras.engines.vector_store import Found
@@ -135,10 +135,9 @@ def test_an_audit_is_refused_where_nothing_can_be_drawn_at_random(there) -> None
         there.find(QUERIES[0], above=1.2, budget=150, audit=20)
 
 
-def test_re_ranking_pools_and_stopping_are_as_in_memory(index, there) -> None:
+def test_re_ranking_and_stopping_are_as_in_memory(index, there) -> None:
     for options in (
         {"method": "rerank"},
-        {"first": First("dense", pool=50)},
         {"method": Stopping(stop_when=0.9)},
     ):
         options = {"first": "dense"} | options

@@ -84,7 +84,6 @@ def test_every_option_survives_the_file(path: Path) -> None:
         "deadline": 2.5,
         "method": "adacur",
         "first": "bm25",
-        "pool": 25,
         "fuse": 0.5,
         "seed": 7,
     }

@@ -190,7 +190,7 @@ def expected(path: Path, **options: Any) -> list[Found]:
         {"k": 3, "budget": 30, "rounds": 3, "method": "adacur", "seed": 7},
         {"k": 4, "budget": 12, "method": "rerank", "first": "random", "seed": 1},
         {"k": 60, "method": "exact"},
-        {"k": 2, "budget": 20, "pool": 10, "first": "bm25"},
+        {"k": 2, "budget": 20, "first": "bm25"},
     ],
     ids=str,
 )

@@ -281,7 +281,6 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
     ({"query": "a", "method": "rerank", "first_batch": 0.9, "stream": True}, 422, "bad_input"),
     ({"query": "a", "first": "nothing"}, 422, "unknown_name"),
     ({"query": "a", "first": "../../etc/passwd"}, 422, "unknown_name"),
-    ({"query": "a", "pool": 3}, 422, "budget"),
     ({"query": "a", "colour": "blue"}, 422, "invalid_request"),
     ({"query": "a", "seed": -1}, 422, "invalid_request"),
     ({"query": "a", "filter": {"ids": ["nobody"]}}, 422, "unknown_name"),

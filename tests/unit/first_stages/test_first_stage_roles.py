@@ -1,4 +1,4 @@
-"""Every first stage in every role: alone, re-ranked, as ANNCUR's anchors, as ADACUR's first batch, and as a pool."""
+"""Every first stage in every role: alone, re-ranked, as ANNCUR's anchors, and as ADACUR's first batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, First, Item, Query
+from adacur import AnchorIndex, Item, Query
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import BM25, FIRST_STAGES, EncoderCard, as_hits
 from adacur.results import Hits
@@ -97,18 +97,6 @@ def test_the_first_round_is_the_stage_s_best(index, stage, method) -> None:
         assert scored(hits)[:size] == list(first.ids[:size])
         assert hits.trace.calls == 30
         assert hits.trace.settings["first"] == stage
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("budget", "pool"), [(12, 25), (25, 12)])
-def test_a_pool_confines_every_method_to_the_stage_s_best(index, stage, method, budget, pool) -> None:
-    best = hits_of(index, stage, pool)
-    found = index.search(QUERIES, 3, budget=budget, method=method, first=First(stage, pool=pool))
-    for first, hits in zip(best, found, strict=True):
-        assert len(first.ids) == pool
-        assert set(scored(hits)) <= set(first.ids)
-        assert hits.trace.calls == min(budget, pool)
-        assert hits.trace.settings["pool"] == pool
 
 
 def test_stages_that_cannot_be_built_are_refused_before_anything_is_scored(tmp_path) -> None:

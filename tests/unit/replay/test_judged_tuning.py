@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, First, Item, Query, tune
+from adacur import AnchorIndex, Item, Query, tune
 from adacur.errors import EmptyInput, InputError
 from adacur.first_stages import Matrix
 from adacur.replay import judged_quality, judged_queries
@@ -57,7 +57,7 @@ def test_two_views_with_errors_of_their_own_are_better_together() -> None:
 def test_a_scorer_that_is_always_right_is_left_alone_and_few_calls_are_enough() -> None:
     index, _, qrels = world(scorer_error=0.05, first_error=0.5, n_new=0)
     tuning = tune(index, budget=80, qrels=qrels, quick=True)
-    assert (tuning.judged.fuse, tuning.judged.pool) == (0, None)
+    assert tuning.judged.fuse == 0
     assert (tuning.budget, tuning.judged.largest) == (20, 80)
     assert "the scorer's order" in verdict(tuning)
 
@@ -78,7 +78,7 @@ def test_searches_use_what_judgements_chose_and_say_so_and_arguments_win() -> No
     index, _, qrels = world(scorer_error=1.5, first_error=1.5, n_new=0, bm25=1.5)
     tuning = tune(index, budget=80, qrels=qrels, quick=True)
     assert tuning.first == "bm25+dense"
-    tuning = replace(tuning, budget=40, judged=replace(tuning.judged, fuse=0.75, pool=80))
+    tuning = replace(tuning, budget=40, judged=replace(tuning.judged, fuse=0.75))
     index.snapshot.tunings = (tuning,)
     index._scorer = MatrixScorer(index.anchor_queries, index.items.ids, index.matrix.T)
 
@@ -86,23 +86,23 @@ def test_searches_use_what_judgements_chose_and_say_so_and_arguments_win() -> No
         return plan_search(index, k, **options).settings()
 
     said = planned()
-    assert (said["budget"], said["first"], said["fuse"], said["pool"]) == (40, "bm25+dense", 0.75, 80)
+    assert (said["budget"], said["first"], said["fuse"]) == (40, "bm25+dense", 0.75)
     # What is the default start anyway is not called tuned.
-    assert said["tuned"] == ("budget", "fuse", "pool")
-    # Up to the largest budget that was tried, and twice that; the pool grows with the calls.
-    assert (planned(budget=60)["fuse"], planned(budget=149)["pool"]) == (0.75, N_ITEMS)
-    assert planned(budget=60)["tuned"] == ("fuse", "pool")
+    assert said["tuned"] == ("budget", "fuse")
+    # Up to the largest budget that was tried, and twice that.
+    assert planned(budget=60)["fuse"] == planned(budget=149)["fuse"] == 0.75
+    assert planned(budget=60)["tuned"] == ("fuse",)
     assert planned(budget=19)["tuned"] == ()
     assert planned(fuse=0)["fuse"] == 0
-    assert planned(first=First(pool=90), fuse=2.0)["tuned"] == ("budget",)
+    assert planned(fuse=2.0)["tuned"] == ("budget",)
     other = planned(first="dense")
-    assert (other["fuse"], other["pool"], other["tuned"]) == (0, None, ("budget",))
+    assert (other["fuse"], other["tuned"]) == (0, ("budget",))
     assert planned(first="dense+bm25")["fuse"] == 0.75
     index.snapshot.tunings = (replace(tuning, first="dense"),)
-    assert (planned()["first"], planned()["tuned"]) == ("dense", ("budget", "first", "fuse", "pool"))
+    assert (planned()["first"], planned()["tuned"]) == ("dense", ("budget", "first", "fuse"))
     index.snapshot.tunings = (tuning,)
     reranked = planned(method="rerank")
-    assert (reranked["fuse"], reranked["pool"], reranked["budget"]) == (0.75, None, 40)
+    assert (reranked["fuse"], reranked["budget"]) == (0.75, 40)
     for method in ("adacur", "exact"):
         assert planned(method=method)["fuse"] == 0
     assert planned(k=21)["tuned"] == ()

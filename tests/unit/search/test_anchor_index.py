@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import BM25, AnchorIndex, Budget, First, Gaussian, Item, Query
+from adacur import BM25, AnchorIndex, Budget, Gaussian, Item, Query
 from adacur.errors import (
     BudgetError,
     EmptyInput,
@@ -124,8 +124,6 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
         ({"k": 0}, BudgetError),
         ({"first": "tarot"}, UnknownName),
         ({"method": "magic"}, UnknownName),
-        ({"pool": 0, "first": "noisy"}, BudgetError),
-        ({"pool": 5, "first": "random"}, BudgetError),
         ({"deadline": -1.0}, BudgetError),
         ({"filter": lambda item: False}, EmptyInput),
         ({"filter": "i1"}, InputError),
@@ -141,8 +139,6 @@ def test_a_short_first_stage_is_topped_up_at_random(world) -> None:
         ({"split": 0.3}, InputError),
         ({"method": "exact", "budget": 10}, BudgetError),
         ({"method": "exact", "k": 0}, BudgetError),
-        ({"method": "exact", "pool": 10}, InputError),
-        ({"pool": 5, "first": "noisy", "k": 6}, BudgetError),
         ({"deadline": float("inf")}, BudgetError),
         ({"budget": 10.5}, BudgetError),
         ({"k": 2.5}, BudgetError),
@@ -185,16 +181,14 @@ def test_a_first_stage_must_answer_every_query(world) -> None:
         AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], first=Silent())
 
 
-def test_a_pool_that_the_first_stage_cannot_fill_is_topped_up_at_random(world) -> None:
+def test_a_first_round_that_the_first_stage_cannot_fill_is_topped_up_at_random(world) -> None:
     from adacur.results import Hits
 
     class Empty:
         def search(self, queries, k):
             return [Hits(query=query, ids=(), scores=np.empty(0)) for query in queries]
 
-    hits = AnchorIndex(world.index, scorer=world.scorer).search(
-        world.test[0], k=5, budget=20, first=First(Empty(), pool=30)
-    )
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], k=5, budget=20, first=Empty())
     assert hits.trace.calls == 20
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Budget, First, Gaussian, Item, Query
+from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, Query
 from adacur.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
 from adacur.model import GaussianModel
 from adacur.protocols import ScorerCard
@@ -20,7 +20,7 @@ METHODS = [
     {"method": "gaussian", "budget": 40, "first": "noisy"},
     {"method": AdaCUR(rounds=4, seed=3), "budget": 41, "first": "random"},
     {"method": "anncur", "budget": 30, "first": "noisy"},
-    {"method": "rerank", "budget": 20, "first": First("noisy", pool=25)},
+    {"method": "rerank", "budget": 20, "first": "noisy"},
     {"method": "exact"},
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adacur import BM25, AnchorIndex, Budget, Dense, First, Gaussian, Item, Query
+from adacur import BM25, AnchorIndex, Budget, Dense, Gaussian, Item, Query
 from adacur.errors import AdacurError
 from adacur.extras.kernels.graph_top_n import RecordedChoices
 from adacur.model import Features, GaussianModel
@@ -84,7 +84,6 @@ def rounds_of(hits: Any) -> list[set[int]]:
         {"method": Gaussian(keep_predictions="last")},
         {"filter": {"parity": 1}},
         {"filter": [item.id for item in ITEMS[:45]]},
-        {"first": First("dense", pool=60)},
         {"first": "dense", "fuse": 0.5},
         {"budget": 1000},
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, First, FirstOnly, Hits, Item
+from adacur import AnchorIndex, FirstOnly, Hits, Item
 from adacur.errors import BudgetError, InputError, UnknownOption
 from adacur.first_stages import Matrix
 from adacur.protocols import ScorerCard
@@ -96,7 +96,6 @@ def test_several_stages_are_joined_as_a_search_would_start(world) -> None:
 def test_what_would_need_scores_or_starts_at_random_is_refused(index, world) -> None:
     for options in (
         {"fuse": 1.0},
-        {"first": First("noisy", pool=20)},
         {"min_score": 0.5},
         {"min_score": 0},
         {"first": "random"},

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AnchorIndex, Budget, Exact, First, Gaussian, Hits, Item, Query, Rerank
+from adacur import AnchorIndex, Budget, Exact, Gaussian, Hits, Item, Query, Rerank
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import Matrix
 from adacur.replay import replay
@@ -126,7 +126,7 @@ def test_the_order_of_the_items_does_not_matter(world) -> None:
     assert answers[0] == answers[1]
 
 
-def test_fuse_goes_with_filter_pool_and_deadline(index, world) -> None:
+def test_fuse_goes_with_filter_and_deadline(index, world) -> None:
     kept = {item.id for item in world.items[::2]}
     hits = index.search(
         world.test[0],
@@ -134,7 +134,7 @@ def test_fuse_goes_with_filter_pool_and_deadline(index, world) -> None:
         filter=kept,
         budget=Budget(40, deadline=60.0),
         method=Gaussian(rounds=4),
-        first=First("noisy", pool=50),
+        first="noisy",
         fuse=1.0,
     )
     assert len(hits) == 5

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AXN, AdaCUR, AnchorIndex, Budget, Dense, First, Gaussian
+from adacur import AXN, AdaCUR, AnchorIndex, Budget, Dense, Gaussian
 from adacur.errors import BudgetError, InputError, UnknownName
 from adacur.first_stages.encoders import EncoderCard
 from adacur.model import EmbeddingRegression, Uniform
@@ -117,10 +117,10 @@ def test_more_rounds_than_calls_are_as_many_rounds_as_calls(dense_index, world) 
 
 def test_single_values_make_the_same_options_as_objects(dense_index) -> None:
     flat = search_options(
-        dense_index, method="adacur", rounds=3, seed=None, first="dense", pool=20, fuse=0.5, budget=40, deadline=9.0
+        dense_index, method="adacur", rounds=3, seed=None, first="dense", fuse=0.5, budget=40, deadline=9.0
     )
     assert flat["method"] == AdaCUR(rounds=3)
-    assert (flat["first"], flat["fuse"]) == (First("dense", pool=20), 0.5)
+    assert (flat["first"], flat["fuse"]) == ("dense", 0.5)
     assert flat["budget"] == Budget(40, deadline=9.0)
     assert search_options(dense_index, first_batch=0.9)["method"] == Gaussian(first_batch=0.9)
     assert set(search_options(dense_index).values()) == {None}

@@ -11,7 +11,7 @@ from adacur.first_stages import AnyStage, as_hits
 from adacur.model import EmbeddingRegression, GaussianModel, Softmax, TopK
 from adacur.replay import top_k_recall
 from adacur.results import Hits
-from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, First, Rerank
+from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Rerank
 from adacur.search.plan import KeepPredictions
 from adacur.spelling import did_you_mean
 from adacur_lab.experiments.held_out_splits import SPLITS, held_out_splits
@@ -71,9 +71,12 @@ def _index(testbed: Testbed, settings: Settings) -> AnchorIndex:
     return testbed.index(settings.get("anchors"))
 
 
-def _first(testbed: Testbed, settings: Settings) -> First:
-    stage = testbed.first_stage(settings["first"])
-    return First("random" if stage is None else stage, settings.get("pool"))
+def _first(stage: AnyStage | None, settings: Settings) -> str | AnyStage:
+    for name in ("first_share", "first_weight", "pool"):
+        if settings.get(name):
+            # Stored runs are named by it.
+            raise InputError(f"{name} must be 0 or left out, as searches have none; got {settings[name]}.")
+    return "random" if stage is None else stage
 
 
 def _kept(asked: Asked) -> KeepPredictions:
@@ -109,10 +112,6 @@ def _adaptive(
     kind: type[AdaCUR | AXN] = AdaCUR,
     **choices: Any,
 ) -> Answers:
-    for name in ("first_share", "first_weight"):
-        if settings.get(name):
-            # Stored runs are named by it.
-            raise InputError(f"{name} must be 0, as searches have none; got {settings[name]}.")
     chosen = kind(
         rounds=settings.get("rounds", 1),
         seed=settings["seed"],
@@ -128,7 +127,7 @@ def _searched(testbed: Testbed, settings: Settings, asked: Asked, *, method: Any
         settings["k_max"],
         budget=settings["budget"],
         method=method,
-        first=_first(testbed, settings),
+        first=_first(testbed.first_stage(settings["first"]), settings),
         fuse=settings.get("fuse") or 0.0,
     )
     return _every_k(hits, asked)
@@ -235,7 +234,7 @@ def _one_shot(
         settings["k_max"],
         budget=settings["budget"],
         method=ANNCUR(split=split, seed=settings["seed"], keep_predictions="last" if predictions else False),
-        first=First("random" if first is None else first, settings.get("pool")),
+        first=_first(first, settings),
     )
 
 

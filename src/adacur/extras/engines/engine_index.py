@@ -32,7 +32,7 @@ from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search.filters import Filter
 from adacur.search.finish import Documents
 from adacur.search.index import AnchorIndex
-from adacur.search.methods import First, Method
+from adacur.search.methods import Method
 from adacur.search.snapshot import Snapshot
 from adacur.spelling import did_you_mean
 from adacur.store import AnchorTable
@@ -168,7 +168,7 @@ class EngineSnapshot(Snapshot):
     def default_method(self) -> str:
         return "rerank" if self.engine.outline is None else "gaussian"
 
-    def place(self, method: Method, start: First, filter_: Filter | None) -> InEngine:
+    def place(self, method: Method, filter_: Filter | None) -> InEngine:
         """The collection; refuses what would need a value for every item."""
         if method.name not in METHODS_IN_ENGINES:
             raise EngineRefused(
@@ -182,7 +182,7 @@ class EngineSnapshot(Snapshot):
                 f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
                 "what the engine itself takes."
             )
-        return InEngine(self.engine.filtered(filter_), start)
+        return InEngine(self.engine.filtered(filter_))
 
     def stage(self, first: str | AnyStage | None) -> Any:
         if first is None:

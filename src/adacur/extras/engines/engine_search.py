@@ -28,7 +28,6 @@ from adacur.records import Item, Query
 from adacur.search.asktell import NONE, SHORTLIST, QueryBatch
 from adacur.search.candidates import Candidates
 from adacur.search.finish import LISTED
-from adacur.search.methods import First
 from adacur.search.plan import Plan
 from adacur.seeds import item_keys
 
@@ -96,12 +95,11 @@ class SeenItems:
 class CandidatesInEngine(Candidates):
     """The candidates of one query: the engine's best items by the last prediction, and those that first stages rank."""
 
-    def __init__(self, touched: SeenItems, found: IntArray, *, pool: int | None) -> None:
+    def __init__(self, touched: SeenItems, found: IntArray) -> None:
         self.touched = touched
         self._engine = engine = touched.engine
         self.found = found
-        self._pool = None if pool is None else set(found[:pool].tolist())
-        self._n_items = engine.n_items if self._pool is None else len(self._pool)
+        self._n_items = engine.n_items
         self._scored: set[int] = set()
         # The last prediction: the items, and their values.
         self._known, self._values = NONE, np.empty(0)
@@ -120,8 +118,6 @@ class CandidatesInEngine(Candidates):
         weights, listed = self._engine.outline.weights(prediction), self._listed(prediction)
         keys = self.touched.keys(listed)
         within = [Nearest(weights, len(keys), within=keys)]
-        if self._pool is not None:
-            return within
         scored = self.touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
         return [*within, Nearest(weights, n, without=[*keys, *scored])]
 
@@ -149,7 +145,7 @@ class CandidatesInEngine(Candidates):
         """An engine cannot draw by our seed, so: the best by the last prediction, or a sample of the engine's own."""
         left_out = set(without.tolist())
         positions = self._known[np.argsort(-self._values, kind="stable")]
-        if not len(positions) and self._engine.where is None and self._pool is None:
+        if not len(positions) and self._engine.where is None:
             keys = self._engine.store.sample(n + len(left_out) + len(self._scored))
             positions = self.touched.positions(keys)
         left = [at for at in positions.tolist() if self._may_score(at) and at not in left_out]
@@ -169,12 +165,11 @@ class CandidatesInEngine(Candidates):
         return tuple(self.touched.at(positions.tolist()))
 
     def _may_score(self, position: int) -> bool:
-        return position not in self._scored and (self._pool is None or position in self._pool)
+        return position not in self._scored
 
     def _listed(self, prediction: LinearPrediction) -> IntArray:
-        """The items whose values are always needed: ranked ones, and the pool."""
-        pool = np.array([] if self._pool is None else sorted(self._pool), dtype=np.intp)
-        return np.unique(np.concatenate([self.found[:RANKS_THAT_COUNT], prediction.listed, pool]))
+        """The items whose values are always needed: ranked ones."""
+        return np.unique(np.concatenate([self.found[:RANKS_THAT_COUNT], prediction.listed]))
 
 
 class BatchInEngine(QueryBatch):
@@ -258,20 +253,18 @@ class BatchInEngine(QueryBatch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InEngine:
-    """The items of a collection; `start` as for `InMemory`."""
+    """The items of a collection."""
 
     engine: EngineItems
-    start: First
     keys: KeyArray | None = None
 
     def open(self, plan: Plan, k: int) -> OpenEngine:
         """Ready for searches of this plan."""
-        self.start.check(plan, k)
         return OpenEngine(self, plan, k)
 
     def settings(self) -> Mapping[str, Any]:
         filtered, name = self.engine.where is not None, self.engine.store.name
-        return {"pool": self.start.pool, "filtered": filtered, "engine": name}
+        return {"filtered": filtered, "engine": name}
 
 
 class OpenEngine:
@@ -296,7 +289,7 @@ class OpenEngine:
 
     def begin(self, queries: Sequence[Query]) -> BatchInEngine:
         """Ask the first stages, and begin a search of each query."""
-        plan, place, engine, first = self._plan, self._place, self._place.engine, self._plan.first
+        plan, engine, first = self._plan, self._place.engine, self._plan.first
         assert isinstance(first, EngineFirst)
         calls = plan.purse.calls
         if calls >= engine.n_items:
@@ -304,7 +297,7 @@ class OpenEngine:
             engine = replace(engine, n_items=engine.store.count(engine.where))
         touched = SeenItems(engine)
         ranks_count = plan.uses_ranks or first.n_stages > 1
-        depth = max(place.start.pool or calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
+        depth = max(calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
         if not calls:
             # Some may be without a word.
             depth = max(self._k, LISTED)
@@ -329,6 +322,6 @@ class OpenEngine:
             if engine.outline is None:
                 raise InputError(f"{engine.store.name} has no vectors to predict from. Search with method='rerank'.")
             approximation = plan.model.begin(queries, lists, features=engine.outline.features(touched.rows))
-        candidates = [CandidatesInEngine(touched, ranking.positions, pool=place.start.pool) for ranking in rankings]
+        candidates = [CandidatesInEngine(touched, ranking.positions) for ranking in rankings]
         listed = [ranking.scores for ranking in rankings if plan.listed or not calls]
         return BatchInEngine(plan, queries, self._k, candidates=candidates, approximation=approximation, listed=listed)
