@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ import numpy as np
 from adacur.arrays import FloatArray, IntArray
 from adacur.budget import check_k
 from adacur.data.stored import read_array
-from adacur.errors import DamagedIndex, EmptyInput, InputError
+from adacur.errors import AdacurError, DamagedIndex, EmptyInput, InputError
 from adacur.first_stages.device_vectors import DeviceVectors
 from adacur.first_stages.encoders import (
     Encoder,
@@ -30,6 +31,7 @@ from adacur.protocols import FirstStage, Ranking, Vectors
 from adacur.records import Item, Query, as_queries
 from adacur.remembered import Remembered
 
+_log = logging.getLogger(__name__)
 Storage = Literal["float16", "float32", "int8"]
 # Vectors as they are stored, and scales for int8.
 _Block = tuple[Any, FloatArray | None]
@@ -145,6 +147,16 @@ class Dense(FirstStage):
         rows = (vectors[start : start + _ROWS_AT_ONCE] for start in range(0, len(vectors), _ROWS_AT_ONCE))
         stored, scales = _stacked((_packed(block, storage) for block in rows), folder=None)
         return cls(ids, stored, scales=scales, encoder=encoder, card=encoder.card if encoder else None)
+
+    @property
+    def answers_anything(self) -> bool:
+        """Whether its encoder is at hand."""
+        try:
+            self.open_encoder()
+        except AdacurError as error:
+            _log.warning("Searches that start from another first stage go on without %r: %s", self.name, error)
+            return False
+        return True
 
     def check_can_grow(self) -> None:
         """Refuse where no encoder can be opened."""

@@ -27,24 +27,30 @@ class Joined(FirstStage):
     An item scores the sum, over the stages that have it among their best 1,000, of 1 / (10 + its rank there). So what
     only one of them found is interleaved, and what several found rises. Equal scores come in the order of the items'
     random keys: ids would have to be read.
+
+    Where a `leader` is given, one of the stages or some of them joined, its answers alone are those of all: the others
+    only say how they rank the items.
     """
 
-    def __init__(self, stages: Sequence[Placed]) -> None:
+    def __init__(self, stages: Sequence[Placed], *, leader: Placed | None = None) -> None:
         if len(stages) < 2 or any(stage.items is not stages[0].items for stage in stages):
             raise InputError(f"Two or more first stages of the same items can be joined; got {len(stages)}.")
-        self._stages = tuple(stages)
+        self.stages = tuple(stages)
+        self.leader = leader
         self.items = stages[0].items
-        self.name = SEPARATOR.join(stage.name for stage in stages)
+        self.name = SEPARATOR.join(stage.name for stage in stages) if leader is None else leader.name
+        leading = stages if leader is None else parts_of(leader)
+        self._leading = [number for number, stage in enumerate(stages) if any(stage is one for one in leading)]
 
     @property
     def n_stages(self) -> int:
         """How many are joined."""
-        return len(self._stages)
+        return len(self.stages)
 
     @property
     def can_be_asked(self) -> bool:
         """Whether each of them may be asked what no user has asked."""
-        return all(stage.can_be_asked for stage in self._stages)
+        return all(stage.can_be_asked for stage in self.stages)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -53,7 +59,7 @@ class Joined(FirstStage):
 
     def settings(self) -> dict[str, Any]:
         """What is joined."""
-        return {"stages": [stage.name for stage in self._stages]}
+        return {"stages": [stage.name for stage in self.stages]}
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """At most k items per query."""
@@ -64,18 +70,24 @@ class Joined(FirstStage):
         check_k(k)
         # Made once: a plain text would get an id of its own from each stage.
         asked, depth = as_queries(queries), min(max(k, _DEPTH), len(self.items))
-        answers = zip(*(stage.search(asked, depth) for stage in self._stages), strict=True)
+        answers = list(zip(*(stage.search(asked, depth) for stage in self.stages), strict=True))
         lists = [[positions for positions, _ in of_query] for of_query in answers]
-        return [reciprocal_ranks(of_query, k, keys=self.items.keys) for of_query in lists], lists
+        return [self._answer(of_query, k) for of_query in answers], lists
+
+    def _answer(self, of_stages: Sequence[Ranking], k: int) -> Ranking:
+        leading = [of_stages[number] for number in self._leading]
+        if len(leading) == 1:
+            return Ranking(leading[0].positions[:k], leading[0].scores[:k])
+        return reciprocal_ranks([positions for positions, _ in leading], k, keys=self.items.keys)
 
     @property
     def knows_words(self) -> bool:
         """Whether any of them does."""
-        return any(stage.knows_words for stage in self._stages)
+        return any(stage.knows_words for stage in self.stages)
 
     def terms(self, queries: Sequence[Query], k: int) -> list[list[Ranking]]:
         """Per query, what each of its words adds to at most k items, for those stages that know words."""
-        of_stages = [stage.terms(queries, k) for stage in self._stages]
+        of_stages = [stage.terms(queries, k) for stage in self.stages]
         return [[term for terms in of_query for term in terms] for of_query in zip(*of_stages, strict=True)]
 
     @staticmethod
@@ -83,6 +95,12 @@ class Joined(FirstStage):
         raise InputError("Joined first stages cannot be built, updated or saved; build, update or save each of them.")
 
     build = load = updated = save = check_can_grow = _refused
+
+
+def parts_of(first: Placed) -> tuple[Placed, ...]:
+    """The stages that a first stage is made of, whose lists `search_parts` gives."""
+    joined = first.source
+    return joined.stages if isinstance(joined, Joined) and joined.items is first.items else (first,)
 
 
 def reciprocal_ranks(lists: Sequence[IntArray], k: int, *, keys: KeyArray | None = None) -> Ranking:

@@ -21,6 +21,7 @@ class Matrix(FirstStage):
     """A matrix of scores, one row per query and one column per item; queries are known by their id."""
 
     name = "matrix"
+    answers_anything = False
 
     def __init__(self, *, queries: Sequence[Query], items: Sequence[Item], scores: FloatArray) -> None:
         self._scores = check_grid(scores, queries, items)

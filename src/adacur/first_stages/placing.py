@@ -102,6 +102,14 @@ class Placed:
         """Whether it may be asked what no user has asked: what answers by id may be a service."""
         return self.stage is not None and bool(getattr(self.stage, "can_be_asked", True))
 
+    @property
+    def answers_anything(self) -> bool:
+        """Whether it answers whatever is asked, and may be asked where a search starts from another stage.
+
+        Known scores answer their own queries alone, and vectors without an encoder answer none.
+        """
+        return self.can_be_asked and bool(getattr(self.stage, "answers_anything", True))
+
     def search_parts(self, queries: Sequence[Query | str], k: int) -> tuple[list[Ranking], list[list[IntArray]]]:
         """As `search`; and, per query, the positions that each of the stages it is made of answered with."""
         if self.n_stages == 1:

@@ -39,7 +39,7 @@ def stages_of(index: AnchorIndex) -> dict[str | None, Placed | None]:
     snapshot = index.snapshot
     names = dict.fromkeys((snapshot.default_first, *snapshot.named_stages, snapshot.all_joined))
     stages: dict[str | None, Placed | None] = {
-        name: snapshot.stage(name) for name in names if name is not None and name != "random"
+        name: snapshot.ranked_by_all(snapshot.stage(name)) for name in names if name is not None and name != "random"
     }
     return stages or {None: None}
 

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from adacur.errors import AdacurError
+from adacur.first_stages.joined import SEPARATOR, parts_of
 from adacur.model import Features, GaussianModel
 from adacur.model.rank_slopes import RankSlopes
 from adacur.search.index_stages import learned_slopes
@@ -45,9 +46,9 @@ def store_at_rest(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def slopes_of_stages(snapshot: Snapshot, features: Features) -> dict[str, RankSlopes]:
-    """What ranks are worth of each first stage of a version, and of all of them joined."""
-    if not snapshot.anchors.anchor_queries:
+    """What the ranks of all first stages of a version are worth, wherever a search starts, under their names."""
+    first = snapshot.ranked_by_all(snapshot.stage(None))
+    if first is None or not snapshot.anchors.anchor_queries:
         return {}
-    names = [*snapshot.named_stages, *([snapshot.all_joined] if snapshot.all_joined else [])]
-    model = GaussianModel(features=features)
-    return {name: learned_slopes(model, snapshot.anchors, snapshot.first_stage(name)) for name in names}
+    names = SEPARATOR.join(part.name for part in parts_of(first))
+    return {names: learned_slopes(GaussianModel(features=features), snapshot.anchors, first)}

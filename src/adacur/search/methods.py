@@ -110,14 +110,17 @@ class Gaussian(_Checked):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         settings = replace(settings, **given)
         model = source.gaussian_model()
+        # Where a search starts is one question, what ranks say of scores another.
+        first = source.ranked_by_all(base.first)
         adjusted = model.adjusted(
             noise=settings.noise,
             embedding_weight=settings.embedding_weight,
             locality=settings.locality,
-            slopes=source.rank_slopes(base.first),
+            slopes=source.rank_slopes(first),
         )
         return replace(
             base,
+            first=first,
             model=Model(source.anchors, adjusted, self.keep_predictions),
             acquisition=TopK(),
             sizes=partial(in_rounds, rounds=settings.rounds, first_batch=settings.first_batch),

@@ -16,7 +16,7 @@ from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.budget import USUAL_CALLS
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
-from adacur.first_stages.joined import SEPARATOR
+from adacur.first_stages.joined import SEPARATOR, parts_of
 from adacur.model import EmbeddingRegression, GaussianModel, PackedRows
 from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
@@ -96,7 +96,9 @@ class Snapshot:
         # Taken before the other, never after it. Learning asks a first stage, which may take long; searches go on.
         self._learning = threading.RLock()
         self._cache: dict[str, Any] = {}
-        # By the stage itself, since one that is passed to a search is placed anew each time.
+        # By the names of this version's own stages; else by the stage that leads, since one that is passed to a search
+        # is placed anew each time.
+        self._own_slopes: dict[str, RankSlopes] = {}
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
 
@@ -194,6 +196,32 @@ class Snapshot:
                 self._joined[name] = placed(Joined([self.first_stage(part) for part in parts]), self.anchors.items)
             return self._joined[name]
 
+    def ranked_by_all(self, first: Any) -> Any:
+        """This first stage, which also says how the other stages of this version rank the items."""
+        if first is None:
+            return None
+        parts = parts_of(first)
+        if len(parts) < first.n_stages:
+            # Joined for items in another order.
+            return first
+        # One of the same name stands in for the version's own.
+        there = {part.name for part in parts}
+        names = [name for name in self._first if name not in there and self._answers_anything(name)]
+        own = {part.name: part for name in names for part in parts_of(self.first_stage(name)) if part.name not in there}
+        if not own:
+            return first
+        # In the same order whichever leads, so that the ranks are worth the same.
+        everything = sorted((*parts, *own.values()), key=lambda part: part.name)
+        return placed(Joined(everything, leader=first), self.anchors.items)
+
+    def _answers_anything(self, name: str) -> bool:
+        """Whether this first stage may be asked about a search that starts from another; found out once."""
+        with self._lock:
+            if (key := f"answers anything: {name}") not in self._cache:
+                self._cache[key] = self.first_stage(name).answers_anything
+            answers: bool = self._cache[key]
+            return answers
+
     def documents(self) -> tuple[Documents, ...]:
         """The step that lets k count documents, where items are passages."""
         numbers = self._document_numbers()
@@ -244,20 +272,30 @@ class Snapshot:
             # Another search may have learned them meanwhile.
             if (slopes := self._known_slopes(first)) is None:
                 slopes = learned_slopes(self.gaussian_model(), self.anchors, first)
-                with suppress(TypeError):
-                    self._slopes[first.source] = slopes
+                if name := self._own_name(first):
+                    self._own_slopes[name] = slopes
+                else:
+                    # Slopes of a stage that cannot be a weak key are learned anew for each search.
+                    with suppress(TypeError):
+                        self._slopes[_leader_of(first)] = slopes
             return slopes
 
     def _known_slopes(self, first: Placed) -> RankSlopes | None:
-        own = self._joined.get(first.name, self._first.get(first.name))
-        stored = self._stored_model() if getattr(own, "source", None) is first.source else None
-        slopes = stored.slopes.get(first.name) if stored else None
-        if slopes is not None and len(slopes.means) == first.n_stages:
-            return slopes
-        # Slopes of a stage that cannot be a weak key are learned anew for each search.
-        with suppress(TypeError):
-            return self._slopes.get(first.source)
-        return None
+        slopes = None
+        if name := self._own_name(first):
+            stored = self._stored_model()
+            slopes = self._own_slopes.get(name) or (stored.slopes.get(name) if stored else None)
+        else:
+            with suppress(TypeError):
+                slopes = self._slopes.get(_leader_of(first))
+        return slopes if slopes is not None and len(slopes.means) == first.n_stages else None
+
+    def _own_name(self, first: Placed) -> str | None:
+        """The names of the stages that this one is made of, where all are this version's own."""
+        parts = parts_of(first)
+        own = [getattr(self._first.get(part.name), "source", None) for part in parts]
+        is_own = all(part.source is source for part, source in zip(parts, own, strict=True))
+        return SEPARATOR.join(part.name for part in parts) if is_own else None
 
     def uncompressed_model(self, *, device: str | None = None) -> GaussianModel:
         """A Gaussian of the anchor scores themselves, compressed features or not."""
@@ -404,4 +442,11 @@ class Snapshot:
         """Drop all caches, because the folder has been written to."""
         with self._learning, self._lock:
             self._cache.clear()
+            self._own_slopes.clear()
             self._slopes.clear()
+
+
+def _leader_of(first: Placed) -> Any:
+    """What a search starts from: a stage that was passed to it, where it is not one of the version's own."""
+    leader = getattr(first.source, "leader", None)
+    return first.source if leader is None else leader.source

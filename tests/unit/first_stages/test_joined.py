@@ -8,7 +8,7 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.errors import InputError, UnknownName
-from adacur.first_stages import Joined, Matrix, placed
+from adacur.first_stages import Joined, Matrix, Placed, placed
 from adacur.records import ItemList
 
 ITEMS = [Item(f"i{position}", f"item {position}") for position in range(6)]
@@ -69,3 +69,18 @@ def test_two_stages_of_the_same_items_are_needed() -> None:
         Joined([placed(ONE, ItemList(ITEMS))])
     with pytest.raises(InputError):
         Joined([placed(ONE, ItemList(ITEMS)), placed(OTHER, ItemList(ITEMS))])
+
+
+def test_a_leader_answers_alone_and_the_lists_of_all_are_known() -> None:
+    items = ItemList(ITEMS)
+    one, other = placed(ONE, items), placed(OTHER, items)
+    led = Joined([one, other], leader=other)
+    answers, lists = led.search_parts([QUERY], 2)
+    assert led.name == other.name
+    assert answers[0].positions.tolist() == other.search([QUERY], 2)[0].positions.tolist()
+    assert [some.tolist() for some in lists[0]] == [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]]
+    joined = Joined([one, other])
+    some_lead = Joined([one, other, Placed(ONE, items, name="third")], leader=placed(joined, items))
+    answered, expected = (stage.search([QUERY], 3)[0] for stage in (some_lead, joined))
+    assert answered.positions.tolist() == expected.positions.tolist()
+    assert answered.scores.tolist() == expected.scores.tolist()

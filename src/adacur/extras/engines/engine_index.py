@@ -194,6 +194,9 @@ class EngineSnapshot(Snapshot):
         names = sorted(names)
         return EngineFirst(SEPARATOR.join(names), tuple(self._first[name] for name in names))
 
+    def ranked_by_all(self, first: Any) -> Any:
+        return first
+
     def gaussian_model(self) -> GaussianModel:
         return GaussianModel(embed_queries=self._embed_queries)
 
