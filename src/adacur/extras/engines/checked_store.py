@@ -16,7 +16,6 @@ from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, EngineRefused, EngineUnavailable, InputError, UnknownName
 from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
 from adacur.records import Item, check_texts
-from adacur.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)
 # Seconds before the second and the third try.
@@ -42,8 +41,7 @@ class CheckedStore(VectorStore):
 
     def __init__(self, store: VectorStore, *, waits: Sequence[float] = WAITS) -> None:
         self.store, self._waits = store, waits
-        self.vector = getattr(store, "vector", None)
-        self.text_fields = getattr(store, "text_fields", ())
+        self.vector, self.text_fields, self.adds_words = store.vector, store.text_fields, store.adds_words
 
     @property
     def name(self) -> str:
@@ -64,19 +62,16 @@ class CheckedStore(VectorStore):
     ) -> list[Found]:
         where, size = plain_filter(where), self._size(vector)
         asked = [replace(one, weights=self._weights(one, size, vector)) for one in questions]
-        asked = [one for one in asked if one.n > 0 and (one.within is None or len(one.within))]
+        sent = [one for one in asked if _may_have_answers(one)]
 
         def ask() -> list[Found]:
-            answers = list(self.store.best(vector, asked, where=where, exact=exact)) if asked else []
-            if len(answers) != len(asked):
-                raise self._invalid(f"{len(answers)} answers to {len(asked)} questions")
-            return [self._checked(*pair) for pair in zip(answers, asked, strict=True)]
+            answers = self.store.best(vector, sent, where=where, exact=exact) if sent else []
+            if len(answers) != len(sent):
+                raise self._invalid(f"{len(answers)} answers to {len(sent)} questions")
+            return [self._checked(*pair) for pair in zip(answers, sent, strict=True)]
 
         answers = iter(self._ask("best", ask))
-        nothing = Found((), np.empty(0))
-        return [
-            next(answers) if one.n > 0 and (one.within is None or len(one.within)) else nothing for one in questions
-        ]
+        return [next(answers) if _may_have_answers(one) else Found((), np.empty(0)) for one in asked]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         size, wanted = self._size(vector), set(keys)
@@ -122,38 +117,35 @@ class CheckedStore(VectorStore):
             try:
                 return ask()
             except BaseException as error:
-                failure, again = self._explained(error, name)
+                failure, is_silence = self._explained(error, name)
                 if failure is None:
                     raise
             # Not within `except`: the client's own error may hold what must not be shown.
-            if wait is None or not again:
+            if wait is None or not is_silence:
                 raise failure
             _log.info("%s; asking again in %.1f s", failure, wait)
             time.sleep(wait)
         raise AssertionError
 
     def _explained(self, error: BaseException, name: str) -> tuple[AdacurError | None, bool]:
-        """An error as one of ours, and whether to ask again; None where it is fit to be shown as it is."""
-        if isinstance(error, Exception) and (told := self.store.explain(error)) is not None:
-            reason = self._without_secrets(str(told))[:_LONGEST_REASON]
-            if isinstance(told, EngineUnavailable):
-                return EngineUnavailable(f"{self.name} does not answer: {reason.rstrip('.')}."), True
-            return EngineRefused(f"{self.name} refuses this: {reason.rstrip('.')}."), False
+        """An error as one of ours, and whether the engine was silent; None where it is fit to be shown as it is."""
         if isinstance(error, InputError | UnknownName):
             return EngineRefused(self._without_secrets(str(error))), False
-        # What Rust libraries raise when they panic is not an Exception.
-        if isinstance(error, AdacurError) or not (
-            isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        ):
+        if isinstance(error, AdacurError):
             return None, False
-        if isinstance(error, AttributeError | LookupError | TypeError | ValueError):
-            reason = self._without_secrets(str(error))[:_LONGEST_REASON]
-            return self._invalid(f"{name}() failed with {type(error).__name__}: {reason}"), False
+        if isinstance(error, Exception) and (meant := self.store.explain(error)) is not None:
+            reason = self._without_secrets(str(meant))[:_LONGEST_REASON].rstrip(".")
+            if isinstance(meant, EngineUnavailable):
+                return EngineUnavailable(f"{self.name} does not answer: {reason}."), True
+            return EngineRefused(f"{self.name} refuses this: {reason}."), False
+        # What Rust libraries raise when they panic is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            return None, False
         reason = self._without_secrets(str(error))[:_LONGEST_REASON]
-        return EngineUnavailable(f"{self.name} failed with {type(error).__name__}: {reason}"), False
+        return self._invalid(f"{name}() failed with {type(error).__name__}: {reason}"), False
 
     def _without_secrets(self, text: str) -> str:
-        for secret in filter(None, getattr(self.store, "secrets", ())):
+        for secret in filter(None, self.store.secrets):
             text = text.replace(secret, "***")
         return without_secrets(text)
 
@@ -161,8 +153,7 @@ class CheckedStore(VectorStore):
         sizes = self.dimensions()
         if vector not in sizes:
             known = ", ".join(map(repr, sizes)) or "none"
-            near = did_you_mean(vector, sizes)
-            raise UnknownName(f"{self.name} has no vector {shown(vector)} to search by. It has: {known}.{near}")
+            raise UnknownName(f"{self.name} has no vector {shown(vector)} to search by. It has: {known}.")
         return sizes[vector]
 
     def _weights(self, question: Nearest, size: int, vector: str) -> FloatArray:
@@ -195,6 +186,10 @@ class CheckedStore(VectorStore):
 
     def _invalid(self, what: str) -> EngineUnavailable:
         return EngineUnavailable(f"{self.name} gave an invalid answer: {what}.")
+
+
+def _may_have_answers(question: Nearest) -> bool:
+    return question.n > 0 and (question.within is None or len(question.within) > 0)
 
 
 def plain_filter(where: Where) -> Where:

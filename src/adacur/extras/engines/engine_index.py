@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.data import DataWarning
 from adacur.errors import EngineRefused, InputError, UnknownName
 from adacur.extras.engines.checked_store import CheckedStore
-from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineStage, EngineWarning
+from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineStage, EngineWarning, Outline
 from adacur.extras.engines.engine_search import InEngine
-from adacur.extras.engines.linear_prediction import Outline
 from adacur.extras.engines.store_urls import open_store
 from adacur.extras.engines.vector_store import Key, VectorStore
 from adacur.extras.server.search_log import SearchLog
@@ -26,7 +26,7 @@ from adacur.first_stages.encoders import Encoder
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.model import GaussianModel
-from adacur.protocols import AnchorScores, Items, Scorer, ScorerCard
+from adacur.protocols import AnchorScores, Items, ScorerCard
 from adacur.records import Item, Query
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search.filters import Filter
@@ -37,8 +37,9 @@ from adacur.search.snapshot import Snapshot
 from adacur.spelling import did_you_mean
 from adacur.store import AnchorTable
 
-# Enough to estimate the mean and the variance of vectors.
-_SAMPLE = 2048
+# The mean and the variance of vectors are those of all rows in a collection of at most so many, whose searches are then
+# those of memory; of others so many rows are enough to estimate them.
+_ALL_ROWS, _SAMPLE = 8192, 2048
 # Texts that show whether an encoder made the vectors of a collection, and the cosines below which it is refused, or
 # warned of.
 _TEXTS_TO_RECOGNISE, _LEAST_COSINE, _USUAL_COSINE = 8, 0.5, 0.9
@@ -53,9 +54,8 @@ class StoreItems(Items):
     With `limit`, a sample of so many. Iterating skips items without a word, with a `DataWarning`.
     """
 
-    def __init__(self, store: CheckedStore, *, limit: int | None = None) -> None:
-        self._store = store
-        self._limit = limit
+    def __init__(self, store: VectorStore, *, limit: int | None = None) -> None:
+        self._store, self._limit = store, limit
         self.text_fields = store.text_fields
 
     @cached_property
@@ -80,22 +80,16 @@ class StoreItems(Items):
             left_out = f"{len(wordless)} items without a word are left out ({some})"
             warnings.warn(f"{self._store.name}: {left_out}.", DataWarning, stacklevel=2)
 
-    @property
-    def ids(self) -> Sequence[str]:
-        return self._refused()
+    def _refused(self, *_: Any) -> NoReturn:
+        raise InputError(f"The items are in {self._store.name}, where they have no positions. Iterate over them.")
 
-    @property
-    def keys(self) -> KeyArray:
-        return self._refused()
+    ids = keys = property(_refused)
 
     def at(self, positions: Iterable[int]) -> list[Item]:
         return self._refused()
 
     def positions(self, ids: Iterable[str]) -> IntArray:
         return self._refused()
-
-    def _refused(self) -> NoReturn:
-        raise InputError(f"The items are in {self._store.name}, where they have no positions. Iterate over them.")
 
 
 def items_in(url: str, *, limit: int | None = None) -> StoreItems:
@@ -119,7 +113,7 @@ def _check_texts(store: VectorStore) -> None:
 
 
 class EngineSnapshot(Snapshot):
-    """A snapshot whose first stages and vectors live in an engine; `owned` is a store to close with it."""
+    """A snapshot whose first stages and vectors live in an engine; `opened` is closed with it."""
 
     def __init__(
         self,
@@ -127,23 +121,21 @@ class EngineSnapshot(Snapshot):
         *,
         engine: EngineItems,
         stages: Sequence[EngineStage],
-        embed_queries: Callable[[Sequence[Query]], FloatArray] | None = None,
-        owned: VectorStore | None = None,
+        embed_queries: Callable[[Sequence[Query]], FloatArray] | None,
+        opened: ExitStack,
     ) -> None:
         super().__init__(anchors, first={stage.name: stage for stage in stages})
         self.engine = engine
-        self._embed_queries = embed_queries
-        self._owned = owned
+        self._embed_queries, self._opened = embed_queries, opened
 
     def close(self) -> None:
-        if self._owned is not None:
-            self._owned.close()
+        self._opened.close()
 
     def save(self, path: Path, *, card: ScorerCard | None) -> None:
-        raise InputError(f"The items of this index are in {self._name}, and stay there.")
+        raise InputError(f"The items of this index are in {self.engine.store.name}, and stay there.")
 
     def first_stage(self, name: str) -> NoReturn:
-        raise InputError(f"The first stages of this index are in {self._name}, and search there.")
+        raise InputError(f"The first stages of this index are in {self.engine.store.name}, and search there.")
 
     @property
     def first_stages(self) -> tuple[str, ...]:
@@ -169,29 +161,30 @@ class EngineSnapshot(Snapshot):
         return "rerank" if self.engine.outline is None else "gaussian"
 
     def place(self, method: Method, filter_: Filter | None) -> InEngine:
-        """The collection; refuses what would need a value for every item."""
-        if method.name not in METHODS_IN_ENGINES:
+        """The collection; refuses what would need a value for every item, or vectors where there are none."""
+        name = self.engine.store.name
+        if method.name not in self.methods:
+            lacks = "vectors to predict from" if method.name in METHODS_IN_ENGINES else "a prediction of every item"
             raise EngineRefused(
-                f"Method {method.name!r} needs a prediction for every item, and these are in {self._name}. Search with "
-                "method='gaussian', 'rerank' or 'first'."
+                f"Method {method.name!r} needs {lacks}, which {name} does not give. Search with "
+                f"{' or '.join(f'method={one!r}' for one in self.methods)}."
             )
         if getattr(method, "keep_predictions", False):
-            raise EngineRefused(f"keep_predictions needs a value for every item, and these are in {self._name}.")
+            raise EngineRefused(f"keep_predictions needs a prediction of every item, which {name} does not give.")
         if callable(filter_):
             raise EngineRefused(
-                f"{self._name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by "
-                "what the engine itself takes."
+                f"{name} cannot run a function on its items. Filter by metadata, filter={{'lang': 'en'}}, or by what "
+                "the engine itself takes."
             )
         return InEngine(self.engine.filtered(filter_))
 
     def stage(self, first: str | AnyStage | None) -> Any:
         if first is None:
             first = self.default_first
-        names = first.split(SEPARATOR) if isinstance(first, str) else [""]
+        names = sorted(first.split(SEPARATOR)) if isinstance(first, str) else [""]
         if len(set(names)) < len(names) or not set(names) <= set(self._first):
             near, there = did_you_mean(str(first), self.first_stages), ", ".join(self.first_stages)
             raise UnknownName(f"This index has no first stage {str(first)[:60]!r}.{near} It has: {there}.")
-        names = sorted(names)
         return EngineFirst(SEPARATOR.join(names), tuple(self._first[name] for name in names))
 
     def ranked_by_all(self, first: Any) -> Any:
@@ -199,10 +192,6 @@ class EngineSnapshot(Snapshot):
 
     def gaussian_model(self) -> GaussianModel:
         return GaussianModel(embed_queries=self._embed_queries)
-
-    @property
-    def _name(self) -> str:
-        return self.engine.store.name
 
 
 def search_in(
@@ -229,47 +218,35 @@ def search_in(
     - `log`: a `SearchLog` or its file, to which every search writes its query and what it paid for.
     """
     search_log = SearchLog(log) if isinstance(log, str | Path) else log
-    opened = open_store(store) if isinstance(store, str) else CheckedStore(store)
-    owned = opened if isinstance(store, str) else None
-    try:
-        return _index_in(opened, owned, open_scorer(scorer), open_encoder(encoder), vector, exact, check, search_log)
-    except BaseException:
-        if owned is not None:
-            owned.close()
-        raise
-
-
-def _index_in(
-    store: CheckedStore,
-    owned: CheckedStore | None,
-    scorer: Scorer,
-    encoder: Encoder | None,
-    vector: str | None,
-    exact: bool,
-    check: bool,
-    log: SearchLog | None,
-) -> AnchorIndex:
-    chosen = _vector_of(store, store.vector if vector is None else vector, encoder)
-    n_items = store.count()
-    if not n_items:
-        raise InputError(f"{store.name} has no items.")
-    _check_texts(store)
-    outline, embed_queries = None, None
-    if chosen is not None:
-        sample = store.sample(_SAMPLE)
-        rows = store.rows(chosen, sample)
-        if not rows:
-            raise InputError(f"None of {len(sample)} items of {store.name} has the vector {chosen!r}.")
-        outline = Outline.of(np.stack(list(rows.values())), n_items=n_items)
-        if encoder is not None:
-            if check:
-                _recognise(encoder, store, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
-            embed_queries = RememberedQueries(lambda: encoder).embed
-    engine = EngineItems(store, n_items, chosen or "", outline, exact=exact)
-    table = AnchorTable.of_items(StoreItems(store))
-    stages = _stages(engine, embed_queries)
-    snapshot = EngineSnapshot(table, engine=engine, stages=stages, embed_queries=embed_queries, owned=owned)
-    return AnchorIndex(table, scorer=scorer, card=scorer.card, snapshot=snapshot, log=log)
+    with ExitStack() as opened:
+        checked = opened.enter_context(closing(open_store(store))) if isinstance(store, str) else CheckedStore(store)
+        judge, dual = open_scorer(scorer), open_encoder(encoder)
+        chosen = _vector_of(checked, checked.vector if vector is None else vector, dual)
+        n_items = checked.count()
+        if not n_items:
+            raise InputError(f"{checked.name} has no items.")
+        _check_texts(checked)
+        outline, embed_queries = None, None
+        if chosen is not None:
+            sample = checked.sample(n_items if n_items <= _ALL_ROWS else _SAMPLE)
+            rows = checked.rows(chosen, sample)
+            if not rows:
+                raise InputError(f"None of {len(sample)} items of {checked.name} has the vector {chosen!r}.")
+            outline = Outline.of(np.stack(list(rows.values())))
+            if dual is not None:
+                if check:
+                    _recognise(dual, checked, sample[:: max(1, len(sample) // _TEXTS_TO_RECOGNISE)], rows)
+                embed_queries = RememberedQueries(lambda: dual).embed
+        engine = EngineItems(checked, n_items, chosen or "", outline, exact=exact)
+        table = AnchorTable.of_items(StoreItems(checked))
+        snapshot = EngineSnapshot(
+            table,
+            engine=engine,
+            stages=_stages(engine, embed_queries),
+            embed_queries=embed_queries,
+            opened=opened.pop_all(),
+        )
+        return AnchorIndex(table, scorer=judge, card=judge.card, snapshot=snapshot, log=search_log)
 
 
 def _stages(engine: EngineItems, embed_queries: Callable[[Sequence[Query]], FloatArray] | None) -> list[EngineStage]:

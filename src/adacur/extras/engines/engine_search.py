@@ -16,13 +16,18 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
-from adacur.errors import EngineRefused, EngineUnavailable, InputError
-from adacur.extras.engines.engine_items import EngineFirst, EngineItems, EngineWarning
-from adacur.extras.engines.linear_prediction import LinearPrediction, linear_predictions
+from adacur.errors import EngineRefused, EngineUnavailable
+from adacur.extras.engines.engine_items import (
+    EngineFirst,
+    EngineItems,
+    EngineWarning,
+    LinearPrediction,
+    linear_predictions,
+)
 from adacur.extras.engines.vector_store import Found, Key, Nearest
 from adacur.first_stages.joined import reciprocal_ranks
 from adacur.model.approximation import Posterior
-from adacur.model.rank_slopes import RANKS_THAT_COUNT
+from adacur.model.rank_slopes import RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Acquisition, Approximation, Ranking
 from adacur.records import Item, Query
 from adacur.search.asktell import NONE, SHORTLIST, QueryBatch
@@ -33,6 +38,8 @@ from adacur.seeds import item_keys
 
 # What a trace says of a search that ended because its engine failed.
 STOPPED = "engine"
+# Each round asks for the values of all items of all words, so fewer of a word than in memory.
+_ITEMS_OF_A_TERM = 300
 
 
 class SeenItems:
@@ -60,9 +67,9 @@ class SeenItems:
         self._tie_breakers = np.concatenate([self._tie_breakers, new])
         return self._tie_breakers
 
-    def keys(self, positions: IntArray) -> list[Key]:
+    def keys(self, positions: Iterable[int]) -> list[Key]:
         """The engine's keys of these items."""
-        return [self._keys[position] for position in positions.tolist()]
+        return [self._keys[position] for position in positions]
 
     def fetch(self, positions: IntArray) -> IntArray:
         """Read the texts and vectors of these items; returns the numbers of those that are gone."""
@@ -70,8 +77,8 @@ class SeenItems:
         keys = [self._keys[position] for position in new]
         items = engine.store.items(keys)
         rows = {} if engine.outline is None else engine.store.rows(engine.vector, keys)
-        if engine.outline is not None and any(len(row) != engine.outline.width for row in rows.values()):
-            width = engine.outline.width
+        width = 0 if engine.outline is None else len(engine.outline.mean)
+        if any(len(row) != width for row in rows.values()):
             raise EngineUnavailable(f"{engine.store.name} answered with vectors of another size than {width} numbers.")
         for position, key in zip(new, keys, strict=True):
             # An item without a word counts as gone: its score would say nothing.
@@ -88,8 +95,7 @@ class SeenItems:
 
     def rows(self, positions: IntArray) -> FloatArray:
         """The vectors of these items, which were fetched."""
-        assert self.engine.outline is not None
-        return np.reshape([self._rows[at] for at in positions.tolist()], (len(positions), self.engine.outline.width))
+        return np.stack([self._rows[at] for at in positions.tolist()])
 
 
 class CandidatesInEngine(Candidates):
@@ -97,63 +103,63 @@ class CandidatesInEngine(Candidates):
 
     def __init__(self, touched: SeenItems, found: IntArray) -> None:
         self.touched = touched
-        self._engine = engine = touched.engine
         self.found = found
-        self._n_items = engine.n_items
+        self._n_items = touched.engine.n_items
         self._scored: set[int] = set()
-        # The last prediction: the items, and their values.
-        self._known, self._values = NONE, np.empty(0)
+        # By the last prediction: the items that are known, and their values, best first.
+        self._predicted: dict[int, float] = {}
 
     @property
     def n_left(self) -> int:
         return max(0, self._n_items - len(self._scored))
 
     def from_first(self, n: int) -> IntArray:
-        left = (at for at in self.found.tolist() if self._may_score(at))
-        return np.array(list(islice(left, n)), dtype=np.intp)
+        return self._unscored(self.found.tolist(), n)
 
     def questions(self, n: int, prediction: LinearPrediction) -> list[Nearest]:
-        """What to ask the engine to find the best n: the values of ranked items, and the best of the others."""
-        assert self._engine.outline is not None
-        weights, listed = self._engine.outline.weights(prediction), self._listed(prediction)
-        keys = self.touched.keys(listed)
-        within = [Nearest(weights, len(keys), within=keys)]
-        scored = self.touched.keys(np.array(sorted(self._scored - set(listed.tolist())), dtype=np.intp))
-        return [*within, Nearest(weights, n, without=[*keys, *scored])]
+        """Both questions that find the best n: the values of ranked items, and the best of the others."""
+        ranked = {*self.found[:RANKS_THAT_COUNT].tolist(), *prediction.listed.tolist()}
+        keys = self.touched.keys(sorted(ranked))
+        scored = self.touched.keys(sorted(self._scored - ranked))
+        return [
+            Nearest(prediction.weights, len(keys), within=keys),
+            Nearest(prediction.weights, n, without=[*keys, *scored]),
+        ]
 
     def answered(self, prediction: LinearPrediction, found: Sequence[Found]) -> None:
-        """Take the engine's answers to the questions."""
-        known = [self.touched.positions(some.keys) for some in found]
-        values = np.concatenate([some.values for some in found]).astype(np.float64) + prediction.constant
-        self._known = np.concatenate(known)
-        place = {position: at for at, position in enumerate(self._known.tolist())}
-        rises = np.zeros(len(values))
+        """Take the engine's answers to both questions."""
+        predicted: dict[int, float] = {}
+        for some in found:
+            values = some.values.astype(np.float64) + prediction.constant
+            predicted |= zip(self.touched.positions(some.keys).tolist(), values.tolist(), strict=True)
         for position, rise in zip(prediction.listed.tolist(), prediction.rises.tolist(), strict=True):
             # An item may have gone since the first stage named it.
-            if position in place:
-                rises[place[position]] = rise
-        self._values = values + rises
+            if position in predicted:
+                predicted[position] += rise
+        self._predicted = dict(sorted(predicted.items(), key=lambda one: -one[1]))
 
     def best(
         self, n: int, *, acquisition: Acquisition, stream: int, predicted: LinearPrediction
     ) -> tuple[IntArray, FloatArray]:
-        may = np.array([self._may_score(at) for at in self._known.tolist()], dtype=np.bool_)
-        order = np.argsort(-self._values[may], kind="stable")[:n]
-        return self._known[may][order], self._values[may][order]
+        positions = self._unscored(self._predicted, n)
+        return positions, self.predictions(predicted, positions)
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
         """An engine cannot draw by our seed, so: the best by the last prediction, or a sample of the engine's own."""
-        left_out = set(without.tolist())
-        positions = self._known[np.argsort(-self._values, kind="stable")]
-        if not len(positions) and self._engine.where is None:
-            keys = self._engine.store.sample(n + len(left_out) + len(self._scored))
-            positions = self.touched.positions(keys)
-        left = [at for at in positions.tolist() if self._may_score(at) and at not in left_out]
-        return np.array(left[:n], dtype=np.intp)
+        left_out, engine = set(without.tolist()), self.touched.engine
+        positions = list(self._predicted)
+        if not positions and engine.where is None:
+            keys = engine.store.sample(n + len(left_out) + len(self._scored))
+            positions = self.touched.positions(keys).tolist()
+        return self._unscored([position for position in positions if position not in left_out], n)
 
     def predictions(self, predicted: LinearPrediction, positions: IntArray) -> FloatArray:
-        values = dict(zip(self._known.tolist(), self._values.tolist(), strict=True))
-        return np.array([values.get(position, np.nan) for position in positions.tolist()])
+        return np.array([self._predicted.get(position, np.nan) for position in positions.tolist()])
+
+    def _unscored(self, positions: Iterable[int], n: int) -> IntArray:
+        """The first n of these that may be scored."""
+        left = (position for position in positions if position not in self._scored)
+        return np.array(list(islice(left, n)), dtype=np.intp)
 
     def scored(self, positions: IntArray) -> None:
         self._scored.update(positions.tolist())
@@ -163,13 +169,6 @@ class CandidatesInEngine(Candidates):
 
     def items(self, positions: IntArray) -> tuple[Item, ...]:
         return tuple(self.touched.at(positions.tolist()))
-
-    def _may_score(self, position: int) -> bool:
-        return position not in self._scored
-
-    def _listed(self, prediction: LinearPrediction) -> IntArray:
-        """The items whose values are always needed: ranked ones."""
-        return np.unique(np.concatenate([self.found[:RANKS_THAT_COUNT], prediction.listed]))
 
 
 class BatchInEngine(QueryBatch):
@@ -235,19 +234,16 @@ class BatchInEngine(QueryBatch):
 
     def _predictions(self, approximation: Approximation) -> list[LinearPrediction]:
         assert isinstance(approximation, Posterior)
-        predictions = linear_predictions(approximation)
-        asked, questions = [], []
-        for search, candidates, prediction in zip(self.searches, self._candidates, predictions, strict=True):
-            if search.remaining:
-                n = search.remaining[0] if self._plan.stop is None else max(SHORTLIST, search.remaining[0])
-                some = candidates.questions(n, prediction)
-                asked.append((candidates, prediction, len(some)))
-                questions += some
-        engine = self._touched.engine
+        predictions, engine = linear_predictions(approximation), self._touched.engine
+        going = [at for at, search in enumerate(self.searches) if search.remaining]
+        questions = []
+        for at in going:
+            n = self.searches[at].remaining[0]
+            shortlist = n if self._plan.stop is None else max(SHORTLIST, n)
+            questions += self._candidates[at].questions(shortlist, predictions[at])
         found = engine.store.best(engine.vector, questions, where=engine.where, exact=engine.exact)
-        for candidates, prediction, n_questions in asked:
-            candidates.answered(prediction, found[:n_questions])
-            found = found[n_questions:]
+        for place, at in enumerate(going):
+            self._candidates[at].answered(predictions[at], found[2 * place : 2 * place + 2])
         return predictions
 
 
@@ -296,32 +292,46 @@ class OpenEngine:
             # All items can be afforded, and some may have been added since the collection was opened.
             engine = replace(engine, n_items=engine.store.count(engine.where))
         touched = SeenItems(engine)
-        ranks_count = plan.uses_ranks or first.n_stages > 1
-        depth = max(calls, RANKS_THAT_COUNT if ranks_count else 0, plan.listed)
-        if not calls:
-            # Some may be without a word.
-            depth = max(self._k, LISTED)
-        depth = min(engine.n_items, depth)
+        depth = self._depth(engine, first)
         answers = [stage.search(queries, depth, where=engine.where) for stage in first.stages]
-        lists, rankings = [], []
-        for of_query in zip(*answers, strict=True):
-            positions = [touched.positions(found.keys) for found in of_query]
-            lists.append([some[:RANKS_THAT_COUNT] for some in positions])
-            if len(positions) == 1:
-                rankings.append(Ranking(positions[0], of_query[0].values))
-            else:
-                rankings.append(reciprocal_ranks(positions, depth, keys=touched.tie_breakers()))
+        lists = [[touched.positions(found.keys) for found in of_query] for of_query in zip(*answers, strict=True)]
+        if first.n_stages == 1:
+            rankings = [Ranking(some, one.values) for (some,), one in zip(lists, answers[0], strict=True)]
+        else:
+            rankings = [reciprocal_ranks(some, depth, keys=touched.tie_breakers()) for some in lists]
         if not calls and rankings:
-            gone = touched.fetch(np.unique(np.concatenate([ranking.positions for ranking in rankings])))
-            left = [~np.isin(ranking.positions, gone) for ranking in rankings]
-            rankings = [
-                Ranking(one.positions[kept], one.scores[kept]) for one, kept in zip(rankings, left, strict=True)
-            ]
+            gone = touched.fetch(np.unique(np.concatenate([one.positions for one in rankings])))
+            left = [~np.isin(one.positions, gone) for one in rankings]
+            rankings = [Ranking(one.positions[at], one.scores[at]) for one, at in zip(rankings, left, strict=True)]
         approximation = None
         if plan.model is not None:
-            if engine.outline is None:
-                raise InputError(f"{engine.store.name} has no vectors to predict from. Search with method='rerank'.")
-            approximation = plan.model.begin(queries, lists, features=engine.outline.features(touched.rows))
-        candidates = [CandidatesInEngine(touched, ranking.positions) for ranking in rankings]
-        listed = [ranking.scores for ranking in rankings if plan.listed or not calls]
+            assert engine.outline is not None
+            features = engine.outline.features(touched.rows)
+            approximation = plan.model.begin(queries, lists, self._terms(queries, touched), features=features)
+        candidates = [CandidatesInEngine(touched, one.positions) for one in rankings]
+        listed = [one.scores for one in rankings if plan.listed or not calls]
         return BatchInEngine(plan, queries, self._k, candidates=candidates, approximation=approximation, listed=listed)
+
+    def _depth(self, engine: EngineItems, first: EngineFirst) -> int:
+        """How many items to ask of each first stage."""
+        plan, calls = self._plan, self._plan.purse.calls
+        if not calls:
+            # Some may be without a word.
+            return min(engine.n_items, max(self._k, LISTED))
+        ranks = RANKS_THAT_COUNT if plan.uses_ranks or first.n_stages > 1 else 0
+        return min(engine.n_items, max(calls, ranks, plan.listed))
+
+    def _terms(self, queries: Sequence[Query], touched: SeenItems) -> list[list[Ranking]]:
+        """Per query, what each of its words adds to items, where a first stage searches by words."""
+        plan, engine, first = self._plan, touched.engine, self._plan.first
+        assert isinstance(first, EngineFirst)
+        if plan.purse.calls < SCORES_FOR_TERMS:
+            return []
+        return [
+            [
+                Ranking(touched.positions(found.keys), found.values)
+                for stage in first.stages
+                for found in stage.terms(query, _ITEMS_OF_A_TERM, where=engine.where)
+            ]
+            for query in queries
+        ]

@@ -41,6 +41,8 @@ class LanceStore(VectorStore):
     lets LanceDB use a vector index for inner products.
     """
 
+    adds_words = True
+
     def __init__(
         self,
         table: Any,
@@ -83,9 +85,12 @@ class LanceStore(VectorStore):
     def best(
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
-        open_ = iter(self._nearest(vector, [one for one in questions if one.within is None], where, exact))
-        named = iter(self._named(vector, [one for one in questions if one.within is not None], where))
-        return [next(open_ if question.within is None else named) for question in questions]
+        named = [one for one in questions if one.within is not None]
+        others = [one for one in questions if one.within is None]
+        answers = iter(self._nearest(vector, others, where, exact) if others else [])
+        wanted = {key for one in named for key in one.within or ()}
+        rows = self._vectors(vector, sorted(wanted, key=str), where) if wanted else {}
+        return [next(answers) if one.within is None else _among(rows, one) for one in questions]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         return self._vectors(vector, keys, None)
@@ -125,8 +130,6 @@ class LanceStore(VectorStore):
 
     def _nearest(self, vector: str, questions: Sequence[Nearest], where: Where, exact: bool) -> list[Found]:
         """Answers to questions about all items, in one pass over the table."""
-        if not questions:
-            return []
         scales = [2.0 ** (_LARGE - int(np.frexp(np.abs(one.weights).max())[1])) for one in questions]
         weights = [one.weights * np.float32(scale) for one, scale in zip(questions, scales, strict=True)]
         # A query takes one filter for all its vectors. So it is asked for as many more as must be left out, and they
@@ -146,18 +149,6 @@ class LanceStore(VectorStore):
             answers.append(Found([keys[place] for place in mine], values[mine]))
         return answers
 
-    def _named(self, vector: str, questions: Sequence[Nearest], where: Where) -> list[Found]:
-        """Answers to questions about named items: their vectors are read once, and multiplied here."""
-        wanted = {key for question in questions for key in question.within or ()}
-        rows = self._vectors(vector, sorted(wanted, key=str), where) if wanted else {}
-        answers = []
-        for question in questions:
-            left_out = set(question.without)
-            keys = [key for key in question.within or () if key in rows and key not in left_out]
-            matrix = np.reshape([rows[key] for key in keys], (len(keys), len(question.weights)))
-            answers.append(Found(keys, matrix.astype(np.float64) @ question.weights))
-        return answers
-
     def _vectors(self, vector: str, keys: Collection[Key], where: Where) -> dict[Key, FloatArray]:
         condition = self._one_of(keys) if where is None else f"{self._one_of(keys)} AND {self._where(where)}"
         rows = self._read(self._table.search().where(condition).select([self._layout.key, vector]))
@@ -175,7 +166,7 @@ class LanceStore(VectorStore):
         return keys
 
     def _where(self, where: Where) -> str | None:
-        return None if where is None else self._layout.condition(where, any_of=_any_of, path=_path)[0]
+        return None if where is None else self._layout.condition(where, any_of=_any_of, path=_path)
 
     def _one_of(self, keys: Collection[Key]) -> str:
         return f"{_quoted(self._layout.key)} IN ({', '.join(map(_literal, keys))})"
@@ -205,12 +196,20 @@ def _opened(folder: Path, table: str) -> Any:
     return database.open_table(table)
 
 
-def _any_of(place: Place, values: Sequence[Any]) -> tuple[str, list[Any]]:
-    given = ", ".join(_literal(one) for one in values if one is not None)
+def _among(rows: Mapping[Key, FloatArray], question: Nearest) -> Found:
+    """The answer to a question about named items, by the vectors of those that are there."""
+    left_out = set(question.without)
+    keys = [key for key in question.within or () if key in rows and key not in left_out]
+    matrix = np.reshape([rows[key] for key in keys], (len(keys), len(question.weights)))
+    return Found(keys, matrix.astype(np.float64) @ question.weights)
+
+
+def _any_of(place: Place, values: Sequence[Any]) -> str:
+    given = ", ".join(_literal(value) for value in values if value is not None)
     if not given:
-        return "false", []
+        return "false"
     is_list = place.kind.startswith(("list<", "large_list<"))
-    return f"array_has_any({_path(place)}, [{given}])" if is_list else f"{_path(place)} IN ({given})", []
+    return f"array_has_any({_path(place)}, [{given}])" if is_list else f"{_path(place)} IN ({given})"
 
 
 def _path(place: Place) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 from urllib.parse import quote, unquote
@@ -21,14 +20,12 @@ from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore,
 from adacur.records import Item
 from adacur.requirements import require
 
-Read = Callable[[str, Sequence[Any]], list[Any]]
-
 _VECTORS, _WHOLE = ("vector", "halfvec"), ("smallint", "integer", "bigint")
 _SECONDS = 60
 # The columns of a table, their types and sizes.
 _COLUMNS = (
     "SELECT a.attname, format_type(a.atttypid, NULL), a.atttypmod FROM pg_attribute a "
-    "WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+    "WHERE a.attrelid = to_regclass({}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
 )
 _NOT_LET_IN = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 
@@ -87,43 +84,39 @@ class PostgresStore(VectorStore):
         return self._layout.vectors
 
     def count(self, where: Where = None) -> int:
-        condition, values = self._where(where)
-        return int(self._read(f"SELECT count(*) FROM {self._place} WHERE {condition}", values)[0][0])
+        return int(self._rows(f"SELECT count(*) FROM {self._place} WHERE {self._where(where)}")[0][0])
 
     def best(
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
-        column, kind = _quoted(vector), self._layout.types[vector]
-        condition, shared = self._where(where)
-        answers, most = [], max((one.n + len(one.without) for one in questions), default=0)
-        with self._reading({} if exact else _index_settings(most)) as read:
-            for question in questions:
-                row = f"[{','.join(map(repr, question.weights.tolist()))}]"
-                among, keys = self._among(question)
-                # The negative of a distance matches no index, so that an exact question reads every vector. The few
-                # that a question names are read by their keys.
-                by_index = not exact and question.within is None
-                order = f"{column} <#> %s::{kind}" if by_index else "value DESC, key"
-                statement = (
-                    f"SELECT {self._key} AS key, -({column} <#> %s::{kind}) AS value FROM {self._place} "
-                    f"WHERE {column} IS NOT NULL AND {condition}{among} ORDER BY {order} LIMIT %s"
-                )
-                values = [row, *shared, *keys, *([row] if by_index else []), question.n]
-                answers.append(_found(read(statement, values)))
-        return answers
+        column, kind, condition = _quoted(vector), self._layout.types[vector], self._where(where)
+        most = max((one.n + len(one.without) for one in questions), default=0)
+        statements = []
+        for question in questions:
+            value = f"-({column} <#> {_literal(str(question.weights.tolist()))}::{kind})"
+            among = f" AND NOT {self._is_one_of(question.without)}" if question.without else ""
+            among += "" if question.within is None else f" AND {self._is_one_of(question.within)}"
+            # The negative of a distance matches no index, so that an exact question reads every vector. The few that a
+            # question names are read by their keys.
+            order = "value DESC, key" if exact or question.within is not None else value[1:]
+            statements.append(
+                f"SELECT {self._key} AS key, {value} AS value FROM {self._place} "
+                f"WHERE {column} IS NOT NULL AND {condition}{among} ORDER BY {order} LIMIT {question.n}"
+            )
+        return [_found(rows) for rows in self._read(*statements, settings={} if exact else _index_settings(most))]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         column = _quoted(vector)
         read = f"SELECT {self._key}, vector_send({column}::vector) FROM {self._place} WHERE {column} IS NOT NULL"
         return {
             key: np.frombuffer(sent, dtype=">f4", offset=4).astype(np.float32)
-            for key, sent in self._read(f"{read} AND {self._one_of('=', 'ANY')}", [list(keys)])
+            for key, sent in self._rows(f"{read} AND {self._is_one_of(keys)}")
         }
 
     def items(self, keys: Sequence[Key]) -> dict[Key, Item]:
         layout = self._layout
         columns = ", ".join(self._key if name == layout.key else _quoted(name) for name in layout.item_columns)
-        sent = self._read(f"SELECT {columns} FROM {self._place} WHERE {self._one_of('=', 'ANY')}", [list(keys)])
+        sent = self._rows(f"SELECT {columns} FROM {self._place} WHERE {self._is_one_of(keys)}")
         rows = (dict(zip(layout.item_columns, row, strict=True)) for row in sent)
         return {row[layout.key]: layout.item(row) for row in rows}
 
@@ -132,26 +125,26 @@ class PostgresStore(VectorStore):
 
         ts_rank_cd, which is made for words near each other, would count one word that occurs twice as two.
         """
-        layout, (condition, values) = self._layout, self._where(where)
+        layout = self._layout
         configuration = f"{_literal(self._language)}::regconfig"
         held = [name for name, kind in layout.types.items() if kind == "tsvector"]
         texts = [_text_in(layout.place(name)) for name in layout.text]
         # As an index on this expression has it; there can be none on several columns.
         joined = texts[0] if len(texts) == 1 else f"concat_ws(' ', {', '.join(texts)})"
         document = _quoted(held[0]) if held else f"to_tsvector({configuration}, {joined})"
+        query = f"plainto_tsquery({configuration}, {_literal(text)})"
         return _found(
-            self._read(
+            self._rows(
                 f"SELECT {self._key} AS key, ts_rank({document}, adacur_words, 1) AS value FROM {self._place}, "
-                f"CAST(replace(plainto_tsquery({configuration}, %s)::text, ' & ', ' | ') AS tsquery) AS adacur_words "
-                f"WHERE {document} @@ adacur_words AND {condition} ORDER BY value DESC, key LIMIT %s",
-                [text, *values, n],
+                f"CAST(replace({query}::text, ' & ', ' | ') AS tsquery) AS adacur_words "
+                f"WHERE {document} @@ adacur_words AND {self._where(where)} ORDER BY value DESC, key LIMIT {n}"
             )
         )
 
     def sample(self, n: int) -> list[Key]:
         """By the hash of each id: it reads all ids, once, which takes no longer than an exact question."""
-        drawn = f"SELECT {self._key} AS key FROM {self._place} ORDER BY md5({_quoted(self._layout.key)}::text) LIMIT %s"
-        return [key for (key,) in self._read(drawn, [n])]
+        order = f"md5({_quoted(self._layout.key)}::text)"
+        return [key for (key,) in self._rows(f"SELECT {self._key} FROM {self._place} ORDER BY {order} LIMIT {n}")]
 
     def close(self) -> None:
         _close_all(self._idle)
@@ -173,7 +166,7 @@ class PostgresStore(VectorStore):
 
     @cached_property
     def _layout(self) -> Layout:
-        rows = self._read(_COLUMNS, [self._place.replace("%%", "%")])
+        rows = self._rows(_COLUMNS.format(_literal(self._place)))
         if not rows:
             raise InputError(f"There is no table {shown(self._table)} at {self.name}.")
         # Without the schema of the extension, which must be one that needs no naming.
@@ -191,32 +184,19 @@ class PostgresStore(VectorStore):
         column = _quoted(self._layout.key)
         return column if self._layout.types[self._layout.key] in _WHOLE else f"{column}::text"
 
-    def _where(self, where: Where) -> tuple[str, list[Any]]:
-        text, values = self._layout.condition(where, any_of=_any_of, path=lambda place: _quoted(place.column))
-        # A condition of the user's has no placeholders.
-        return (text.replace("%", "%%") if isinstance(where, str) else text), values
+    def _where(self, where: Where) -> str:
+        return self._layout.condition(where, any_of=_any_of, path=lambda place: _quoted(place.column))
 
-    def _among(self, question: Nearest) -> tuple[str, list[Any]]:
-        added, values = "", []
-        if question.without:
-            added, values = f" AND {self._one_of('<>', 'ALL')}", [list(question.without)]
-        if question.within is not None:
-            added, values = f"{added} AND {self._one_of('=', 'ANY')}", [*values, list(question.within)]
-        return added, values
-
-    def _one_of(self, sign: str, how: str) -> str:
+    def _is_one_of(self, keys: Collection[Key]) -> str:
         key = self._layout.key
-        return f"{_quoted(key)} {sign} {how} (%s::{self._layout.types[key]}[])"
+        return f"({_quoted(key)} = ANY ({_literal(list(keys))}::{self._layout.types[key]}[]))"
 
-    def _read(self, statement: str, values: Sequence[Any]) -> list[Any]:
-        with self._reading() as read:
-            return read(statement, values)
+    def _rows(self, statement: str) -> list[Any]:
+        (rows,) = self._read(statement)
+        return rows
 
-    @contextmanager
-    def _reading(
-        self, settings: Mapping[str, str] | None = None
-    ) -> Iterator[Callable[[str, Sequence[Any]], list[Any]]]:
-        """What reads the rows of a statement, in one transaction, with these settings for it alone.
+    def _read(self, *statements: str, settings: Mapping[str, str] | None = None) -> list[list[Any]]:
+        """The rows of each statement, in one transaction, with these settings for it alone.
 
         It reads only, so that no filter can change a table, and what a condition sets for its session is undone.
         """
@@ -228,13 +208,14 @@ class PostgresStore(VectorStore):
             with connection.transaction(force_rollback=True):
                 for name, value in (settings or {}).items():
                     connection.execute("SELECT set_config(%s, %s, true)", [name, value])
-                yield lambda statement, values: connection.execute(statement, values).fetchall()
+                answers = [connection.execute(statement).fetchall() for statement in statements]
         except BaseException:
             connection.close()
             # What broke this one may have broken the others.
             self.close()
             raise
         self._idle.append(connection)
+        return answers
 
     def _connected(self) -> Any:
         connection = self._connect()
@@ -267,17 +248,15 @@ def _found(pairs: Sequence[tuple[Key, float]]) -> Found:
     return Found([key for key, _ in pairs], np.array([value for _, value in pairs]))
 
 
-def _any_of(place: Place, allowed: Sequence[Any]) -> tuple[str, list[Any]]:
+def _any_of(place: Place, values: Sequence[Any]) -> str:
     column, kind = _quoted(place.column), place.kind
     if kind in ("json", "jsonb"):
         # A list contains a plain value, and a plain value itself.
-        return f"{_json_in(place)} @> ANY (%s::text[]::jsonb[])", [[json.dumps(value) for value in allowed]]
+        return f"{_json_in(place)} @> ANY ({_literal([json.dumps(value) for value in values])}::text[]::jsonb[])"
     # "character" alone would mean one letter; an array has each of its values.
     kind = "bpchar" if kind == "character" else kind
-    given = [str(value) for value in allowed if value is not None]
-    if kind.endswith("[]"):
-        return f"{column} && %s::text[]::{kind}", [given]
-    return f"{column} = ANY (%s::text[]::{kind}[])", [given]
+    given = f"{_literal([str(value) for value in values if value is not None])}::text[]::{kind}"
+    return f"{column} && {given}" if kind.endswith("[]") else f"{column} = ANY ({given}[])"
 
 
 def _json_in(place: Place) -> str:
@@ -293,9 +272,10 @@ def _text_in(place: Place) -> str:
 
 
 def _quoted(*names: str) -> str:
-    """The name of a column or table within a statement that has placeholders."""
-    return str(require("psycopg.sql", extra="postgres").Identifier(*names).as_string(None)).replace("%", "%%")
+    """The name of a column or table within a statement."""
+    return str(require("psycopg.sql", extra="postgres").Identifier(*names).as_string(None))
 
 
-def _literal(text: str) -> str:
-    return str(require("psycopg.sql", extra="postgres").Literal(text).as_string(None)).replace("%", "%%")
+def _literal(value: str | list[Any]) -> str:
+    """A value within a statement: conditions that users write have no placeholders, and may have a % of their own."""
+    return str(require("psycopg.sql", extra="postgres").Literal(value).as_string(None))

@@ -43,6 +43,8 @@ class QdrantStore(VectorStore):
     A filter is a dictionary of metadata, or a `models.Filter`.
     """
 
+    adds_words = True
+
     def __init__(
         self,
         collection: str,

@@ -80,28 +80,27 @@ class Layout:
         return Item(str(row[self.key]), text, about)
 
     def condition(
-        self, where: Where, *, any_of: Callable[[Place, list[Any]], tuple[str, list[Any]]], path: Callable[[Place], str]
-    ) -> tuple[str, list[Any]]:
-        """A filter as one SQL condition with the values of its placeholders, if the dialect has any.
+        self, where: Where, *, any_of: Callable[[Place, list[Any]], str], path: Callable[[Place], str]
+    ) -> str:
+        """A filter as one SQL condition.
 
         A dictionary may name the columns that answers show, and no others; a text is a condition of its author's.
         `any_of` writes that a place holds one of some values, or a list with one of them; `path` writes a place.
         """
         if where is None:
-            return "TRUE", []
+            return "TRUE"
         if isinstance(where, str):
-            return f"({where})", []
+            return f"({where})"
         if not isinstance(where, Mapping):
             raise InputError(
                 f"A filter must be a dictionary of metadata or an SQL condition as text; got {type(where).__name__}."
             )
-        conditions, values = ["TRUE"], []
+        conditions = ["TRUE"]
         for name, allowed in where.items():
             place = self._filterable(name)
-            condition, given = any_of(place, allowed)
-            values += given
+            condition = any_of(place, allowed)
             conditions.append(f"({condition} OR {path(place)} IS NULL)" if None in allowed else f"({condition})")
-        return " AND ".join(conditions), values
+        return " AND ".join(conditions)
 
     def _filterable(self, name: str) -> Place:
         """The place that a filter may name; this error names no column that answers do not show."""

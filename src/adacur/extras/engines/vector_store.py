@@ -57,6 +57,8 @@ class VectorStore(Protocol):
     vector: str | None = None
     # Words that no message may repeat, such as a password.
     secrets: Sequence[str] = ()
+    # Whether `words` adds up what each word of a text adds to an item, as BM25 does.
+    adds_words: bool = False
 
     @property
     def name(self) -> str:
