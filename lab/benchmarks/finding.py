@@ -130,13 +130,13 @@ def courses_of(kept: Any, who: str, line: int) -> tuple[Courses, np.ndarray]:
     misses = 1 - kept[f"{who}_found"][some][:, :, line] / totals[some, None]
     calls = kept[f"{who}_calls"][some].astype(float)
     expected = np.nan_to_num(kept[f"{who}_expected"][some][:, :, line].astype(float), nan=1.0)
-    return Courses(calls, misses, expected, worth, int(totals.max(initial=0)), None), some
+    return Courses(calls, misses, expected, worth), some
 
 
 def at_each(courses: Courses) -> tuple[np.ndarray, np.ndarray]:
     """Misses and calls, shape (limits, queries)."""
     both = [courses.at(limit) for limit in LIMITS]
-    return np.array([misses for misses, _ in both]), np.array([calls for _, calls in both])
+    return np.array([one.misses for one in both]), np.array([one.calls for one in both])
 
 
 def at_fixed(courses: Courses) -> tuple[np.ndarray, np.ndarray]:
@@ -220,8 +220,8 @@ def reached(misses: np.ndarray, calls: np.ndarray, row: int | None, recall: floa
 
 def estimated(courses: Courses, recall: float) -> dict[str, float]:
     """Searches that end once their model expects this recall."""
-    misses, calls = courses.expecting(recall)
-    own = reached(misses[None], calls[None], 0, recall)
+    ended = courses.expecting(recall)
+    own = reached(ended.misses[None], ended.calls[None], 0, recall)
     assert own is not None
     return own
 

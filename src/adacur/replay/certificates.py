@@ -3,8 +3,7 @@
 Anchor queries are scored against every item, so what a search for one of them misses is known. Of all limits at which
 searches may stop, the cheapest is taken whose mean miss lies below what was asked for, with the confidence that was
 asked for. Limits are tested one after another, from the longest search to shorter ones, until a test fails (learn then
-test, in a fixed sequence): the first error takes one wrong test, so choosing costs no confidence. Each test is a bet
-against the mean (Waudby-Smith and Ramdas, 2024); wherever tried, its bounds lay below those of Hoeffding and Bentkus.
+test, in a fixed sequence): the first error takes one wrong test, so choosing costs no confidence.
 
 The mean is over queries that have items above the line. Others miss nothing: counted in they would dilute a promise.
 """
@@ -18,20 +17,22 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-from adacur.arrays import BoolArray, FloatArray
+from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.features import unit_vectors
 from adacur.records import Query
 from adacur.replay.held_out import exact_anchors
 from adacur.replay.known_scores import KnownScores
 from adacur.replay.searches import leaving_out
+from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.filters import allowed_by
-from adacur.search.finding import NEVER, expected_above, plan_find
+from adacur.search.finding import NEVER, LineStop, expected_above, plan_find
 from adacur.search.methods import NO_SCORER
 from adacur.search.places import InMemory
 from adacur.search.plan import Plan
@@ -44,8 +45,14 @@ from adacur.seeds import item_keys, stream_key, uniform
 _MOST_QUERIES = 300
 # From searches that hardly stop to those that hardly begin.
 LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
+# Where in the limits replays end. Each takes several times as long as the one before, and one is nearly always enough.
+_ENDS = (61, 41, 21, 0)
+# So many queries are replayed at once, which is quicker than one by one.
+_AT_ONCE = 25
+# The variance of misses that bets are made for, in units of their mean: they are worst where it is far off.
+_USUAL_VARIANCE = 0.3
 _MOST_NEEDED = 1_000_000
-# Lines whose courses are kept for each version of an index.
+# Replays that are kept for each version of an index.
 _MOST_KEPT = 50
 # So few of the anchor queries are as far from all others as a query that is said to be unlike them.
 _FARTHEST = 0.01
@@ -53,35 +60,60 @@ _FARTHEST = 0.01
 _replaying = threading.Lock()
 
 
+class Ended(NamedTuple):
+    """What was missed, called and expected at the ends of searches."""
+
+    misses: FloatArray
+    calls: FloatArray
+    expected: FloatArray
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Courses:
-    """Replayed searches that were not stopped, a row per anchor query with items above the line, a column per round.
+    """Replayed searches, a row per anchor query with items above the line, a column per round.
 
     - `calls`, `misses`: after the round, the calls and the share of items above the line that were not found;
-    - `expected`, `worth`: the recall that was expected, and what the next call was expected to add to it;
-    - `most`: the largest number of items above the line;
-    - `nearest`: how like its nearest neighbour an anchor query is at least, but for few; None without embeddings.
+    - `expected`, `worth`: the recall that was expected, and what the next call was expected to add to it.
+
+    Searches that end earlier stay as they are.
     """
 
     calls: FloatArray
     misses: FloatArray
     expected: FloatArray
     worth: FloatArray
-    most: int
-    nearest: float | None
 
-    def at(self, limit: float) -> tuple[FloatArray, FloatArray]:
-        """The misses and the calls of searches that stop where the next call is worth no more than this."""
+    @classmethod
+    def of(cls, hits: Sequence[Hits], totals: IntArray, *, above: float) -> Courses:
+        """Those of searches that noted both expectations, for queries with so many items above the line."""
+        n_rounds = max(len(one.trace.rounds) for one in hits)
+        rows = []
+        for one, total in zip(hits, totals.tolist(), strict=True):
+            rounds = one.trace.rounds
+            calls = np.cumsum([len(round_.exact) for round_ in rounds])
+            found = np.cumsum([np.count_nonzero(round_.exact >= above) for round_ in rounds])
+            # The last calls of a budget are followed by no prediction.
+            noted: list[Any] = [round_.expected_recall for round_ in rounds if round_.expected_recall is not None]
+            noted += [(noted[-1][0] if noted else 0.0, -math.inf)] * (len(rounds) - len(noted))
+            row = np.stack([calls, 1 - found / total, *np.array(noted).T])
+            rows.append(np.pad(row, ((0, 0), (0, n_rounds - len(rounds))), mode="edge"))
+        return cls(*np.stack(rows, axis=1))
+
+    def at(self, limit: float) -> Ended:
+        """Searches that stop where the next call is worth no more than this."""
         return self._ended(self.worth <= limit)
 
-    def expecting(self, recall: float) -> tuple[FloatArray, FloatArray]:
-        """Those of searches that stop where this recall is expected."""
+    def expecting(self, recall: float) -> Ended:
+        """Those that stop where this recall is expected."""
         return self._ended(self.expected >= recall)
 
-    def _ended(self, stops: BoolArray) -> tuple[FloatArray, FloatArray]:
-        stops[:, -1] = True
-        rows, ends = np.arange(len(stops)), np.argmax(stops, axis=1)
-        return self.misses[rows, ends], self.calls[rows, ends]
+    def passing(self, limits: Sequence[float], share: float, *, doubt: float) -> list[float]:
+        """The limits, in order, up to the first at which the mean miss is not certain to lie below this share."""
+        return list(takewhile(lambda limit: is_below(self.at(limit).misses, share, doubt=doubt), limits))
+
+    def _ended(self, stops: BoolArray) -> Ended:
+        ends = np.where(stops.any(axis=1), np.argmax(stops, axis=1), stops.shape[1] - 1)
+        return Ended(*(values[np.arange(len(ends)), ends] for values in (self.misses, self.calls, self.expected)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,19 +125,24 @@ class Calibration:
     n: int = 0
     reasons: tuple[str, ...] = ()
     calls: float = 0.0
-    _most: int = 0
+    _most: float = 0.0
     _is_far: Any = None
 
-    def unlike(self, query: Query, found: int) -> str | None:
+    def unlike(self, query: Query, found: int, expected: float) -> str | None:
         """As for any promise."""
-        if found > self._most:
+        if (n := in_all(found, expected)) > self._most:
             return (
-                f"This query is unlike the anchor queries: it has {found:,} items above the line, and none of them has "
-                f"more than {self._most:,}."
+                f"This query is unlike the anchor queries: about {n:,.0f} items above the line are expected, and none "
+                f"of them has more than {self._most:,.0f}."
             )
         if self._is_far is not None and self._is_far(query):
             return "This query is unlike the anchor queries: no other is as far from all of them."
         return None
+
+
+def in_all(found: Any, expected: Any) -> Any:
+    """How many items there are above a line, where this share of them is expected to be found."""
+    return found / np.where(expected > 0, expected, 1.0)
 
 
 def calibrated(
@@ -118,39 +155,37 @@ def calibrated(
     """
     if (why_not := _why_not(index, plan)) is not None:
         return Calibration(reasons=(why_not,))
-    courses, doubt = _known_courses(index, plan, above, filter_), 1 - confidence
-    n = len(courses.misses)
-    if not n:
+    replays, share, doubt = _Replays(index, plan, above, filter_), 1 - recall, 1 - confidence
+    if not (n := len(replays.columns)):
         none = f"No anchor query has an item that scores {above:g} or higher, so nothing tells when all are found."
         return Calibration(reasons=(none,))
     limit: float | None = None
     reasons: tuple[str, ...] = ()
     if n < (enough := needed(recall, confidence)):
-        misses, calls = courses.expecting(recall)
+        ended = replays.courses(LineStop(above, recall)).expecting(recall)
         reasons = (
             f"To promise {100 * recall:.6g}% takes at least {enough:,} anchor queries with items above the line, and "
             f"this index has {n:,}. Add some, or give audit=… (--audit).",
         )
     else:
-        passing = list(takewhile(lambda one: is_below(courses.at(one)[0], 1 - recall, doubt=doubt), LIMITS))
+        # Fewer misses never fail a test that more of them pass: what passes at one end passes before it, unreplayed.
+        for end in _ENDS:
+            courses = replays.courses(LineStop(above, 1.0, LIMITS[end]))
+            passing = courses.passing(LIMITS[end:], share, doubt=doubt)
+            if passing:
+                break
         limit = passing[-1] if passing else NEVER
-        misses, calls = courses.at(limit)
+        ended = courses.at(limit)
         if not passing:
-            spent, mean = int(calls.max()), 1 - float(misses.mean())
+            spent, mean = int(ended.calls.max()), 1 - float(ended.misses.mean())
             reasons = (
                 f"{n:,} anchor queries cannot promise {100 * recall:.6g}% within {spent:,} calls, which find "
                 f"{mean:.1%} of their items. Raise the budget, add anchor queries, or give audit=… (--audit).",
             )
-    promised = strongest(misses, doubt=doubt) if reasons else recall
-    return Calibration(
-        limit,
-        promised,
-        n if promised else 0,
-        reasons,
-        float(calls.mean()),
-        courses.most,
-        _distance_test(index, plan, courses),
-    )
+    promised = strongest(ended.misses, doubt=doubt) if reasons else recall
+    most = np.maximum(replays.totals, in_all((1 - ended.misses) * replays.totals, ended.expected)).max()
+    calls, is_far = float(ended.calls.mean()), _distance_test(index, plan)
+    return Calibration(limit, promised, n if promised else 0, reasons, calls, float(most), is_far)
 
 
 def find_costs(
@@ -177,20 +212,19 @@ def find_costs(
 def is_below(misses: FloatArray, share: float, *, doubt: float) -> bool:
     """Whether the mean of what these are drawn from lies below a share, with at most this doubt.
 
-    A fortune grows by a factor of 1 + bet · (share − miss) with each miss. Were the mean at least `share`, it would
-    ever reach 1 / doubt with a chance of at most `doubt` (Ville). Bets depend on earlier misses alone.
+    A fortune grows by a factor of 1 + bet · (share − miss) with each miss. Were the mean at least `share`, it would not
+    grow on average, and end at 1 / doubt or more with a chance of at most `doubt` (Markov; Waudby-Smith and Ramdas,
+    2024). The bet depends on no miss: so their order does not matter, and fewer of them never fail the test.
+
+    A mean m passes only if it lies √(2 ln(1/doubt)) standard errors below the share, 2.1 for a doubt of .1. So the mean
+    over as many new queries lies below it too, though that has an error of its own. A fortune that need reach 1 / doubt
+    only once on its way would allow 1.3, and broke the promise to new queries in up to 13 % of the draws.
     """
     if not 0 < share < 1:
         return share >= 1
-    n = len(misses)
-    before = np.arange(n)
-    sums = np.cumsum(misses)
-    means = (0.5 + sums) / (2 + before)
-    squares = np.cumsum((misses - means) ** 2)
-    variances = (0.25 + np.concatenate([[0.0], squares[:-1]])) / (1 + before)
-    bets = np.minimum(np.sqrt(2 * math.log(1 / doubt) / (n * variances)), 0.99 / (1 - share))
-    fortune = np.cumsum(np.log1p(bets * (share - misses)))
-    return bool(fortune.max(initial=-math.inf) >= math.log(1 / doubt))
+    wanted = math.log(1 / doubt)
+    bet = min(math.sqrt(2 * wanted / (len(misses) * _USUAL_VARIANCE * share)), 0.99 / (1 - share))
+    return float(np.log1p(bet * (share - misses)).sum()) >= wanted
 
 
 def strongest(misses: FloatArray, *, doubt: float) -> float:
@@ -226,77 +260,62 @@ def _why_not(index: AnchorIndex, plan: Plan) -> str | None:
     return None
 
 
-def _known_courses(index: AnchorIndex, plan: Plan, above: float, filter_: Any) -> Courses:
-    """The courses of a plan's searches, replayed once for each version of an index.
+class _Replays:
+    """The anchor queries that have items above a line, `totals` of them, and what searches for these find."""
 
-    They are kept in memory alone: what a folder says of itself may come from a stranger, and edits change it.
-    """
-    if filter_ is not None and not isinstance(filter_, Mapping):
+    def __init__(self, index: AnchorIndex, plan: Plan, above: float, filter_: Any) -> None:
+        self._index, self._plan, self._above = index, plan, above
         # A function says nothing of what it lets through.
-        return _courses(index, plan, above)
-    settings = {name: value for name, value in plan.settings().items() if name not in ("recall", "confidence")}
-    key = f"{above!r} {plan.purse.audit} {filter_!r} {settings!r}"
-    known: dict[str, Courses] = index.snapshot.kept("courses", dict)
-    with _replaying:
-        if key not in known:
-            known[key] = _courses(index, plan, above)
-            # Clients of a server may ask for any line.
-            for oldest in list(known)[:-_MOST_KEPT]:
-                del known[oldest]
-        return known[key]
+        self._is_kept = filter_ is None or isinstance(filter_, Mapping)
+        settings = {name: value for name, value in plan.settings().items() if name not in ("recall", "confidence")}
+        self._key = f"{above!r} {plan.purse.audit} {filter_!r} {settings!r}"
+        anchors, place = index.anchors, plan.candidates
+        assert isinstance(place, InMemory)
+        allowed = slice(None) if place.filter is None else allowed_by(place.filter, anchors.items)
+        columns = np.flatnonzero(exact_anchors(index))
+        ids = (index.anchor_queries[at].id for at in columns.tolist())
+        draws = uniform(stream_key(plan.seed, "certificate"), item_keys(ids))
+        columns = columns[np.argsort(draws, kind="stable")[:_MOST_QUERIES]]
+        totals = np.array([np.count_nonzero(anchors.matrix[:, at][allowed] >= above) for at in columns.tolist()])
+        self.columns, self.totals = columns[totals > 0], totals[totals > 0]
 
+    def courses(self, rule: LineStop) -> Courses:
+        """The courses of searches that end by this rule, replayed once for each version of an index.
 
-def _courses(index: AnchorIndex, plan: Plan, above: float) -> Courses:
-    anchors, place = index.anchors, plan.candidates
-    assert isinstance(place, InMemory)
-    every = np.flatnonzero(exact_anchors(index))
-    ids = [index.anchor_queries[at].id for at in every.tolist()]
-    # In an order that says nothing of the queries, since a bet on one depends on those before it.
-    draws = uniform(stream_key(plan.seed, "certificate"), item_keys(ids))
-    columns = every[np.argsort(draws, kind="stable")[:_MOST_QUERIES]]
-    allowed = np.ones(len(anchors.items), np.bool_) if place.filter is None else allowed_by(place.filter, anchors.items)
-    totals = np.array([_above(anchors.matrix, column, above, allowed) for column in columns.tolist()])
-    columns, totals = columns[totals > 0], totals[totals > 0]
-    hits = search(_unstopped(plan, KnownScores.of(anchors), above), [index.anchor_queries[at] for at in columns], 1)
-    n_rounds = max((len(one.trace.rounds) for one in hits), default=0)
-    calls, misses, expected, worth = (np.zeros((len(hits), n_rounds)) for _ in range(4))
-    for row, (one, total) in enumerate(zip(hits, totals.tolist(), strict=True)):
-        rounds = one.trace.rounds
-        calls[row, : len(rounds)] = np.cumsum([len(round_.exact) for round_ in rounds])
-        found = np.cumsum([np.count_nonzero(round_.exact >= above) for round_ in rounds])
-        misses[row, : len(rounds)] = 1 - found / total
-        noted: list[Any] = [round_.expected_recall for round_ in rounds[:-1]]
-        if noted:
-            expected[row, : len(noted)], worth[row, : len(noted)] = np.array(noted).T
-        # Its last round ends a search, however many others have.
-        expected[row, len(noted) :], worth[row, len(noted) :] = math.inf, -math.inf
-    vectors = _anchor_vectors(index, plan)
-    nearest = None
-    if vectors is not None and len(vectors) > 1:
-        likeness = vectors @ vectors.T
-        np.fill_diagonal(likeness, -np.inf)
-        nearest = float(np.quantile(likeness.max(axis=1), _FARTHEST, method="lower"))
-    return Courses(calls, misses, expected, worth, int(totals.max(initial=0)), nearest)
+        They are kept in memory alone: what a folder says of itself may come from a stranger, and edits change it.
+        """
+        known: dict[str, Courses] = self._index.snapshot.kept("courses", dict) if self._is_kept else {}
+        key = f"{rule} {self._key}"
+        with _replaying:
+            if key not in known:
+                known[key] = self._replayed(rule)
+                # Clients of a server may ask for any line.
+                for oldest in list(known)[:-_MOST_KEPT]:
+                    del known[oldest]
+            return known[key]
 
-
-def _above(matrix: Any, column: int, above: float, allowed: BoolArray) -> int:
-    return int(np.count_nonzero((matrix[:, column] >= above) & allowed))
-
-
-def _unstopped(plan: Plan, known: KnownScores, above: float) -> Plan:
-    """The plan for anchor queries, with what was expected noted in each round."""
-    purse = Limits(plan.purse.calls - plan.purse.audit)
-    return replace(leaving_out(plan, known), scorer=known, purse=purse, stop=_Noting(above), finish=())
+    def _replayed(self, rule: LineStop) -> Courses:
+        known, purse = KnownScores.of(self._index.anchors), Limits(self._plan.purse.calls - self._plan.purse.audit)
+        plan = leaving_out(self._plan, known)
+        plan = replace(plan, scorer=known, purse=purse, stop=_Noting(rule), finish=())
+        queries = [self._index.anchor_queries[at] for at in self.columns.tolist()]
+        hits: list[Hits] = []
+        # Seen only in a terminal, and where it takes longer than a second.
+        with tqdm(total=len(queries), desc="replaying anchor queries", delay=1, leave=False, disable=None) as bar:
+            for start in range(0, len(queries), _AT_ONCE):
+                hits += search(plan, queries[start : start + _AT_ONCE], 1)
+                bar.update(len(hits) - bar.n)
+        return Courses.of(hits, self.totals, above=self._above)
 
 
 @dataclass(frozen=True, slots=True)
 class _Noting:
-    """Never ends a search, and notes both expectations in the place of one."""
+    """Ends a search as another rule does, and notes both its expectations in the place of one."""
 
-    above: float
+    rule: LineStop
 
     def after(self, now: Standing) -> tuple[Any, bool]:
-        return expected_above(now, self.above), False
+        return expected_above(now, self.rule.above), self.rule.after(now)[1]
 
     def settings(self) -> Mapping[str, Any]:
         return {}
@@ -310,13 +329,19 @@ def _anchor_vectors(index: AnchorIndex, plan: Plan) -> FloatArray | None:
     return vectors
 
 
-def _distance_test(index: AnchorIndex, plan: Plan, courses: Courses) -> Any:
+def _distance_test(index: AnchorIndex, plan: Plan) -> Any:
     """Whether a query is farther from all anchor queries than nearly all of these are from the others."""
     vectors = _anchor_vectors(index, plan)
-    if vectors is None or courses.nearest is None:
+    if vectors is None or len(vectors) < 2:
         return None
     model: Any = plan.model.approximator if plan.model else None
-    nearest = courses.nearest
+
+    def quantile() -> float:
+        likeness = vectors @ vectors.T
+        np.fill_diagonal(likeness, -np.inf)
+        return float(np.quantile(likeness.max(axis=1), _FARTHEST, method="lower"))
+
+    nearest = index.snapshot.kept("nearest anchor queries", quantile)
 
     def is_far(query: Query) -> bool:
         own = unit_vectors(model.embed_queries, [query])

@@ -81,8 +81,8 @@ class Promise(Protocol):
     @property
     def reasons(self) -> tuple[str, ...]: ...
 
-    def unlike(self, query: Query, found: int) -> str | None:
-        """Why a query that has so many items above the line is unlike the anchor queries, if it is."""
+    def unlike(self, query: Query, found: int, expected: float) -> str | None:
+        """Why a query is unlike the anchor queries, if it is: so many items were found, this share by expectation."""
         ...
 
 
@@ -172,7 +172,8 @@ class Certify:
             reasons += (_short_of(self.recall, found, unseen, self.confidence),)
             if not certified:
                 audited = np.empty(0)
-        promise, why_not = self.promise, self._why_not(answer, found + in_audit)
+        expected = next((one.expected_recall for one in reversed(rounds) if one.expected_recall is not None), 0.0)
+        promise, why_not = self.promise, self._why_not(answer, found + in_audit, expected)
         if promise is not None and promise.n and why_not is None:
             reasons += promise.reasons
             return Certificate(self.above, "anchors", promise.recall, calls, self.confidence, promise.n, reasons)
@@ -182,10 +183,9 @@ class Certify:
             reasons += promise.reasons
         if len(audited):
             return replace(by_audit, reasons=reasons)
-        expected = next((one.expected_recall for one in reversed(rounds) if one.expected_recall is not None), 0.0)
         return Certificate(self.above, "none", expected, calls, reasons=reasons)
 
-    def _why_not(self, answer: Answer, found: int) -> str | None:
+    def _why_not(self, answer: Answer, found: int, expected: float) -> str | None:
         """Why the promise does not hold for this search."""
         stopped = answer.trace.stopped
         if answer.goes_on:
@@ -194,7 +194,7 @@ class Certify:
             return f"The search was ended by {_CUT_SHORT[stopped]} before it was done; what it found stays."
         if self.doubt is not None or self.promise is None or not self.promise.n:
             return self.doubt
-        return self.promise.unlike(answer.query, found)
+        return self.promise.unlike(answer.query, found, expected)
 
 
 def _short_of(recall: float, found: int, unseen: int, confidence: float) -> str:
