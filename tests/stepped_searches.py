@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from adacur import AnchorIndex, Hits, Query
+from adacur.extras.server.shared_loop import stepped
 from adacur.search import plan_search
 
 
@@ -14,4 +15,4 @@ def asearch_iter(
     index: AnchorIndex, query: Query | str, k: int = 10, *, every_round: bool = True, so_far: Any = None, **options: Any
 ) -> AsyncGenerator[Hits, None]:
     started, plan = time.monotonic(), plan_search(index, k, **options)
-    return index.stepped(plan, query, k, started=started, every_round=every_round, so_far=so_far)
+    return stepped(index, plan, query, k, started=started, every_round=every_round, so_far=so_far)

@@ -23,7 +23,7 @@ class Budget:
     scorer call at most (docs/concepts.md says what it promises).
 
     - `calls`: scorer calls for a query (B_CE). It may be left out where tokens or cost are limited;
-    - `deadline`: seconds for the whole search, shared by the queries and searches that meet at one scorer;
+    - `deadline`: seconds for the whole search, shared by its queries and, on a server, by searches with one scorer;
     - `tokens`: tokens of query and item, over all calls for a query, as `adacur.scorers.count_tokens` counts them
       beforehand;
     - `cost`: money for a query, such as "0.02 USD"; a number is in the currency of the price;

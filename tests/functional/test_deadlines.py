@@ -1,4 +1,4 @@
-"""A deadline in company: searches that want the scorer at the same time share what it can do by then."""
+"""A deadline in company: what the scorer can do by then is shared by a search's queries, and by a server's searches."""
 
 from __future__ import annotations
 
@@ -41,14 +41,6 @@ def many(index: AnchorIndex, queries: list[str]) -> Found:
     return [(hits.trace.calls, len(hits)) for hits in index.search(queries, 5, budget=budget())]
 
 
-def gathered(index: AnchorIndex, queries: list[str]) -> Found:
-    async def together() -> Found:
-        found = await asyncio.gather(*(index.asearch(query, 5, budget=budget()) for query in queries))
-        return [(hits.trace.calls, len(hits)) for hits in found]
-
-    return asyncio.run(together())
-
-
 def served(index: AnchorIndex, queries: list[str]) -> Found:
     with serving(create_app({"w": index})) as url, httpx.Client(base_url=url, timeout=60) as client:
 
@@ -64,7 +56,7 @@ def served(index: AnchorIndex, queries: list[str]) -> Found:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("form", [many, gathered, served])
+@pytest.mark.parametrize("form", [many, served])
 def test_searches_with_a_deadline_share_what_the_scorer_can_do_by_then(
     form: Callable[[AnchorIndex, list[str]], Found], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Self
+from weakref import WeakValueDictionary
 
 from adacur.errors import ScorerFailed
 from adacur.protocols import AsyncScorer, Scorer, ScorerCard
@@ -58,9 +61,26 @@ def can_batch_callers(scorer: Scorer) -> bool:
 
 def runs_side_by_side(scorer: Scorer) -> bool:
     """Whether this scorer, and the innermost one that it wraps, serve several callers at once when awaited."""
-    inner = scorer
-    while isinstance(wrapped := getattr(inner, "scorer", None), Scorer):
-        inner = wrapped
-    # A plain function can be awaited too, but its callers then share a queue.
+    inner = _innermost(scorer)
+    # A plain function can be awaited too, but its callers then wait for their turn.
     awaited = isinstance(scorer, AsyncScorer) and isinstance(inner, AsyncScorer)
     return awaited and bool(getattr(inner, "is_async", True))
+
+
+def turn_of(scorer: Scorer) -> AbstractAsyncContextManager[object]:
+    """One call at a time among those who await a scorer in one event loop: it may not be thread-safe."""
+    if runs_side_by_side(scorer):
+        return nullcontext()
+    # Of another event loop, a call may be made inside this scorer's own: it must not wait.
+    key = id(asyncio.get_running_loop()), id(_innermost(scorer))
+    return _turns.setdefault(key, asyncio.Lock())
+
+
+def _innermost(scorer: Scorer) -> Scorer:
+    while isinstance(wrapped := getattr(scorer, "scorer", None), Scorer):
+        scorer = wrapped
+    return scorer
+
+
+# A lock lives as long as somebody has or awaits it.
+_turns: WeakValueDictionary[tuple[int, int], asyncio.Lock] = WeakValueDictionary()

@@ -4,10 +4,9 @@ Where to change what, in the order in which a search meets it: `index` is the fa
 `snapshot` (one version of an index), a method, a budget and a first stage together to a `plan`;
 `methods` is the one table of methods, a class each; `places` says where the items are; `rounds` is the loop that
 calls the scorer, and `asktell` one search of it (ask, tell, stop); `candidates` says which items are promising,
-`device_search` where a device holds the predictions; `spending` keeps to budgets, `sharing` to deadlines, `stopping`
-and `effort` say when a search has done enough; `finish` is what happens after the last round, with `relevance`.
-`shared_loop` runs all searches that are awaited. `editing` changes an index, `opening` loads one, `index_stages`
-keeps its first stages, `tuned` reads tunings.
+`device_search` where a device holds the predictions; `spending` keeps to budgets and deadlines, `stopping` and `effort`
+say when a search has done enough; `finish` is what happens after the last round, with `relevance`. `editing` changes
+an index, `opening` loads one, `index_stages` keeps its first stages, `tuned` reads tunings.
 """
 
 from __future__ import annotations

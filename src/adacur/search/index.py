@@ -29,7 +29,6 @@ from adacur.search.finding import ABOUT, FindOptions, plan_find
 from adacur.search.index_stages import stages_in_memory
 from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
-from adacur.search.shared_loop import awaited
 from adacur.search.snapshot import Reopen, Snapshot
 from adacur.search.tuned import Tuning
 from adacur.store import AnchorTable, Drift, IndexFolder, On
@@ -202,10 +201,7 @@ class AnchorIndex:
     async def asearch(
         self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
     ) -> Hits | list[Hits]:
-        """Like `search`, without blocking the event loop; searches awaited together share scorer calls.
-
-        The trace's scorer seconds then count the wait for the scores.
-        """
+        """Like `search`, without blocking the event loop; the trace's scorer seconds count the wait for the scores."""
         return await self._awaited(partial(plan_search, self, k, **options), query, k)
 
     @overload
@@ -217,7 +213,7 @@ class AnchorIndex:
     async def afind(
         self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]
     ) -> Hits | list[Hits]:
-        """Like `find`, without blocking the event loop; searches awaited together share scorer calls."""
+        """Like `find`, without blocking the event loop."""
         return await self._awaited(partial(plan_find, self, **options), query, ABOUT)
 
     async def _awaited(self, make: _MakePlan, query: Query | str | Sequence[Query | str], k: int) -> Hits | list[Hits]:
@@ -227,7 +223,7 @@ class AnchorIndex:
         asked = as_queries([query] if isinstance(query, Query | str) else query)
         with self.searching(plan) as answers:
             distinct = list(dict.fromkeys(asked))
-            async with aclosing(awaited(plan, distinct, k, started=started, every_round=False)) as steps:
+            async with aclosing(rounds.asearch_iter(plan, distinct, k, started=started, every_round=False)) as steps:
                 answers[:] = [hits async for hits in steps][-1]
         return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
 
@@ -244,35 +240,9 @@ class AnchorIndex:
     async def _aiterated(self, make: _MakePlan, query: Query | str, k: int) -> AsyncGenerator[Hits, None]:
         started = time.monotonic()
         plan = await asyncio.to_thread(make)
-        async with aclosing(self.stepped(plan, query, k, started=started, waits=True)) as steps:
-            async for hits in steps:
-                yield hits
-
-    async def stepped(
-        self,
-        plan: Plan,
-        query: Query | str,
-        k: int,
-        *,
-        started: float,
-        so_far: Callable[[Hits], None] | None = None,
-        **how: Any,
-    ) -> AsyncGenerator[Hits, None]:
-        """The hits of a plan for one query after each round; closing the generator ends the search.
-
-        - `started`: when its deadline began to run;
-        - `so_far`: called with the hits of a search that fails or is cancelled, if the reader has not had them;
-        - `how`: as for `shared_loop.awaited`.
-        """
-
-        def given_up(hits: list[Hits]) -> None:
-            answers[:] = hits
-            if so_far is not None:
-                so_far(hits[0])
-
         with self.searching(plan) as answers:
-            # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
-            async with aclosing(awaited(plan, [query], k, started=started, so_far=given_up, **how)) as steps:
+            # Closed here, not by the garbage collector: a search that is given up must make no more calls.
+            async with aclosing(rounds.asearch_iter(plan, [query], k, started=started)) as steps:
                 async for hits in steps:
                     answers[:] = hits
                     yield hits[0]

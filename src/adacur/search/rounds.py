@@ -24,11 +24,12 @@ from adacur.errors import AdacurError
 from adacur.records import Pair, Query, as_queries
 from adacur.results import Hits, Trace
 from adacur.scorers.calling import ascore
+from adacur.scorers.wrapping import turn_of
 from adacur.scores import PairsAt, score_pairs
 from adacur.search.asktell import AskTell, QueryBatch
 from adacur.search.finish import Answer
 from adacur.search.plan import Plan
-from adacur.search.sharing import Sharing
+from adacur.search.spending import SHARE_OF_TIME_LEFT, Pace
 
 # The most pairs of one scorer call.
 _PAIRS_AT_ONCE = 200_000
@@ -122,7 +123,7 @@ class RunningSearch:
         self._queries = everyone = as_queries(queries)
         self._place = plan.candidates.open(plan, k)
         self._by_position = self._place.by_position and hasattr(plan.scorer, "score_at")
-        self._sharing = None if plan.purse.deadline is None else Sharing()
+        self._pace = Pace()
         calls = max(1, min(plan.purse.calls, len(plan.items)))
         together = max(1, min(self._place.together, _PAIRS_AT_ONCE // calls))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
@@ -166,25 +167,37 @@ class RunningSearch:
 
     async def astep(self) -> bool:
         """Like `step`, without blocking the event loop."""
-        # Always in a thread: a round of a large collection takes many milliseconds.
-        if not len(pairs := await asyncio.to_thread(self._next_call)):
-            return False
+        # Choices in a thread: a round of a large collection takes many milliseconds.
         started = self._clock()
-        scores = await ascore(self._plan.scorer, pairs)
-        await asyncio.to_thread(self.accept, scores, seconds=self._clock() - started)
+        async with turn_of(self._plan.scorer):
+            seconds = self._clock() - started
+            if not len(pairs := await asyncio.to_thread(self._next_call)):
+                return False
+            started = self._clock()
+            scores = await ascore(self._plan.scorer, pairs)
+        # What others took counts too: by that pace, searches with a deadline leave each other time.
+        await asyncio.to_thread(self.accept, scores, seconds=seconds + self._clock() - started)
         return True
 
     def _next_call(self) -> Sequence[Pair]:
         """The pairs of the next scorer call: all of the round, or what the deadline allows; none at the end."""
         while self.advance():
-            if self._sharing is None:
-                return self.next_pairs(len(self.waiting))
-            (n,) = self._sharing.shares([self])
-            if n is not None:
-                # Where a pair's price depends on its call, a round that is split would cost more.
-                return self.next_pairs(len(self.waiting) if self._plan.purse.by_call else n)
+            if n := self._in_time():
+                return self.next_pairs(n)
             self.stop()
         return []
+
+    def _in_time(self) -> int:
+        """How many of the waiting pairs the deadline affords, by the pace of the last calls."""
+        purse, pace = self._plan.purse, self._pace
+        if purse.deadline is None:
+            return len(self.waiting)
+        seconds = SHARE_OF_TIME_LEFT * self.seconds_left
+        # One pair per query tells how fast the scorer is.
+        n = self.n_queries if not pace.is_known else int(pace.pairs_in(seconds)) if seconds >= pace.call else 0
+        n = max(n, self.least)
+        # Where a pair's price depends on its call, a round that is split would cost more.
+        return len(self.waiting) if n and purse.by_call else min(n, len(self.waiting))
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; queries of later groups are missing."""
@@ -338,8 +351,7 @@ class RunningSearch:
 
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Take the scores of the next pairs."""
-        if self._sharing is not None:
-            self._sharing.note(len(scores), seconds)
+        self._pace.note(len(scores), seconds)
         self._round_seconds += seconds
         self._n_scored += len(scores)
         now = self.waiting[: len(scores)]

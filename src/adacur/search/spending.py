@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,41 @@ from adacur.scorers.prices import count_tokens, pairs_per_unit, price_of
 
 # Items whose tokens tell how many calls a budget pays for.
 PRICED_BEFOREHAND = 32
+# Of the time left, what the next call may take.
+SHARE_OF_TIME_LEFT = 0.8
+_CALLS_THAT_COUNT = 8
+# A few calls of about one size, and the noise of a busy machine, look like a scorer that takes nothing for a pair.
+_LEAST_FOR_PAIRS = 0.25
+
+
+class Pace:
+    """How fast a scorer is, by the straight line through its last calls: seconds for a call, and more for each pair."""
+
+    call = pair = 0.0
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS_THAT_COUNT)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any pair has been scored."""
+        return self.pair > 0
+
+    def note(self, n_pairs: int, seconds: float) -> None:
+        """A call of this many pairs took these seconds."""
+        if not n_pairs:
+            return
+        self._calls.append((n_pairs, seconds))
+        total, taken = (sum(column) for column in zip(*self._calls, strict=True))
+        mean, each = total / len(self._calls), max(taken / total, 1e-9)
+        spread = sum((n - mean) ** 2 for n, _ in self._calls)
+        slope = sum((n - mean) * seconds for n, seconds in self._calls) / spread if spread else each
+        self.pair = min(each, max(slope, _LEAST_FOR_PAIRS * each))
+        self.call = (each - self.pair) * mean
+
+    def pairs_in(self, seconds: float) -> float:
+        """How many pairs a call of this length holds."""
+        return (seconds - self.call) / self.pair
 
 
 class Purse:

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from adacur.errors import BudgetError, InputError, NonFiniteScore, ScorerError, 
 from adacur.model import GaussianModel
 from adacur.protocols import ScorerCard
 from adacur.scorers import FunctionScorer, Metered
-from adacur.search.shared_loop import loop_of
 
 METHODS = [
     {"method": "gaussian", "budget": 40, "first": "noisy"},
@@ -122,52 +120,17 @@ def test_nothing_of_a_search_runs_on_the_event_loop_s_thread(world) -> None:
 
 
 class Counting:
-    """A plain scorer that counts the pairs of its calls; the first waits until `wait_for` pairs are in line."""
+    """A plain scorer that counts the pairs of its calls."""
 
-    can_batch_callers = True
     card = ScorerCard(name="counting", backend="test")
 
-    def __init__(self, scorer, *, wait_for: int = 0) -> None:
+    def __init__(self, scorer) -> None:
         self.scorer = scorer
-        self.wait_for = wait_for
         self.sizes: list[int] = []
-        self.asked: list[list[tuple[str, str]]] = []
 
     def score(self, pairs):
         self.sizes.append(len(pairs))
-        self.asked.append([(query.id, item.id) for query, item in pairs])
-        give_up = time.monotonic() + 60
-        while len(self.sizes) == 1 and len(pairs) + self._waiting() < self.wait_for:
-            assert time.monotonic() < give_up
-            time.sleep(0.001)
         return self.scorer.score(pairs)
-
-    def _waiting(self) -> int:
-        return sum(search.joined.n_waiting for search in list(loop_of(self)._ready))
-
-
-def test_searches_awaited_together_share_scorer_calls_between_indexes_too(world) -> None:
-    counting = Counting(world.scorer, wait_for=6 * 6)
-    indexes = [AnchorIndex(world.index, scorer=counting) for _ in range(2)]
-
-    async def together() -> list:
-        return await asyncio.gather(
-            *(indexes[number % 2].asearch(query, k=5, budget=20) for number, query in enumerate(world.test))
-        )
-
-    found = asyncio.run(together())
-    alone = AnchorIndex(world.index, scorer=world.scorer)
-    # The first call lasted until all six searches had asked for six items: it and the next have every one of these,
-    # and at most the second round of the searches that the first call served.
-    first_rounds = {
-        (query.id, world.items[position].id)
-        for query in world.test
-        for position in alone.search(query, k=5, budget=20).trace.rounds[0].positions
-    }
-    assert len(first_rounds) == 6 * 6
-    assert first_rounds <= set(chain(*counting.asked[:2]))
-    assert sum(counting.sizes[:2]) <= 6 * 6 + 4 * (counting.sizes[0] // 6)
-    assert [answer(hits) for hits in found] == [answer(alone.search(query, k=5, budget=20)) for query in world.test]
 
 
 def test_a_function_is_called_once_at_a_time_whatever_is_around_it(world) -> None:
@@ -228,7 +191,7 @@ def test_a_nan_hurts_only_the_search_whose_pair_it_was(world) -> None:
                 ]
             )
 
-    index = AnchorIndex(world.index, scorer=Counting(Poisoned(), wait_for=6 * 4))
+    index = AnchorIndex(world.index, scorer=Poisoned())
 
     async def together() -> list:
         searches = (index.asearch(query, k=5, budget=20) for query in world.test)

@@ -12,7 +12,6 @@ from adacur.errors import BudgetError
 from adacur.first_stages.matrix import Matrix
 from adacur.protocols import ScorerCard
 from adacur.search import plan_search, search_options
-from tests.stepped_searches import asearch_iter
 
 N = 40
 ITEMS = [Item(str(at), f"item {at}") for at in range(N)]
@@ -168,7 +167,7 @@ def test_awaited_searches_spend_the_same(index, scorer, price) -> None:
     budget = Budget(20, tokens=200, cost="0.2 USD", price=price)
 
     async def awaited():
-        return [hits async for hits in asearch_iter(index, QUERIES[0], 3, budget=budget)][-1]
+        return [hits async for hits in index.asearch_iter(QUERIES[0], 3, budget=budget)][-1]
 
     here, there = index.search(QUERIES[0], 3, budget=budget), asyncio.run(awaited())
 

@@ -1,6 +1,6 @@
 """The scorers of a server: one object per scorer for all indexes, with its calls counted, and checked for drift.
 
-Searches share calls in the loop of their scorer (`adacur.search.shared_loop`), which comes before the counter;
+Searches share calls in the loop of their scorer (`adacur.extras.server.shared_loop`), which comes before the counter;
 documents to rerank wait for their turn.
 """
 

@@ -18,6 +18,7 @@ from adacur.errors import AdacurError, EmptyInput
 from adacur.extras.server.concurrency import Turns
 from adacur.extras.server.failures import ClientGone, Refusal, as_refusal, json_text
 from adacur.extras.server.indexes import SearchRequest
+from adacur.extras.server.shared_loop import stepped
 from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
@@ -58,7 +59,8 @@ class Search:
             async with asyncio.timeout(self.seconds_left):
                 plan = await asyncio.to_thread(request.plan)
                 # All requests of a scorer step in one loop.
-                steps = request.served.index.stepped(
+                steps = stepped(
+                    request.served.index,
                     plan,
                     self.query,
                     request.k,

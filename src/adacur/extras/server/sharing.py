@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from adacur.search.rounds import RunningSearch
+from adacur.search.rounds import RunningSearch
+from adacur.search.spending import SHARE_OF_TIME_LEFT, Pace
 
-_CALLS_THAT_COUNT = 8
-_SHARE_OF_TIME_LEFT = 0.8
 # The pairs of the first call, while the pace is unknown, where calls have a time limit.
 _FIRST_CALL = 256
-# A few calls of about one size, and the noise of a busy machine, look like a scorer that takes nothing for a pair.
-_LEAST_FOR_PAIRS = 0.25
 # Who has this much longer should not get tiny calls because of the last moments of others.
 _MUCH_LONGER = 2
 
@@ -32,11 +26,7 @@ class Sharing:
         self._pairs = pairs
         self._seconds = seconds
         self._apart = apart
-        self._calls: deque[tuple[int, float]] = deque(maxlen=_CALLS_THAT_COUNT)
-
-    def note(self, n_pairs: int, seconds: float) -> None:
-        """A call of this many pairs took these seconds."""
-        self._calls.append((n_pairs, seconds))
+        self.pace = Pace()
 
     def shares(self, searches: Sequence[RunningSearch], *, n_others: int = 0) -> list[int | None]:
         """How many pairs of each search the next call scores.
@@ -44,7 +34,7 @@ class Sharing:
         0 for a search that waits for a later call; None for one whose deadline affords no more. Who has no answer yet
         comes first, then who stands first. `n_others` are about to ask again.
         """
-        pace = self._pace()
+        pace = self.pace if self.pace.is_known else None
         late = [pace is not None and self._is_late(one, searches, pace) for one in searches]
         shares: list[int | None] = [None if late[at] and not one.least else 0 for at, one in enumerate(searches)]
         turns = sorted((at for at, n in enumerate(shares) if n == 0), key=lambda at: not searches[at].least)
@@ -59,7 +49,7 @@ class Sharing:
             limit = min(limit, len(turns) * min(one.n_queries for one in in_time))
         elif pace is not None and self._apart:
             # Less would hardly take less time.
-            own = pace.pairs_in(_SHARE_OF_TIME_LEFT * searches[turns[0]].seconds_left)
+            own = pace.pairs_in(SHARE_OF_TIME_LEFT * searches[turns[0]].seconds_left)
             limit = max(limit, min(own, pace.call / pace.pair))
         least = [max(1, searches[at].least) for at in turns]
         n_in = max(1, sum(n <= limit for n in accumulate(least)))
@@ -68,44 +58,22 @@ class Sharing:
             shares[at] = n
         return shares
 
-    def _is_late(self, search: RunningSearch, searches: Sequence[RunningSearch], pace: _Pace) -> bool:
+    def _is_late(self, search: RunningSearch, searches: Sequence[RunningSearch], pace: Pace) -> bool:
         """Whether this search's deadline affords no call that would be worth its while to the others in it."""
         patient = 0
         if not self._apart:
             patient = sum(one.n_waiting for one in searches if one.seconds_left > _MUCH_LONGER * search.seconds_left)
         pairs_seconds = max(pace.pair, min(pace.call, patient * pace.pair))
-        return _SHARE_OF_TIME_LEFT * search.seconds_left < pace.call + pairs_seconds
+        return SHARE_OF_TIME_LEFT * search.seconds_left < pace.call + pairs_seconds
 
-    def _limit(self, in_time: Sequence[RunningSearch], pace: _Pace | None, *, n_calls: int) -> float:
+    def _limit(self, in_time: Sequence[RunningSearch], pace: Pace | None, *, n_calls: int) -> float:
         """The most pairs of a call, if as many calls like it must end before any of these deadlines."""
         if pace is None:
             return min(self._pairs, math.inf if math.isinf(self._seconds) else _FIRST_CALL)
         # At least half of a call is spent on its pairs.
         most = max(self._seconds, 2 * pace.call)
-        seconds = min([most, *(_SHARE_OF_TIME_LEFT * one.seconds_left / n_calls for one in in_time)])
+        seconds = min([most, *(SHARE_OF_TIME_LEFT * one.seconds_left / n_calls for one in in_time)])
         return min(self._pairs, max(1.0, pace.pairs_in(seconds)))
-
-    def _pace(self) -> _Pace | None:
-        """The straight line through the last calls; None before the first."""
-        n_pairs, seconds = (sum(column) for column in zip(*self._calls, strict=True)) if self._calls else (0, 0.0)
-        if not n_pairs:
-            return None
-        mean, each = n_pairs / len(self._calls), max(seconds / n_pairs, 1e-9)
-        spread = sum((n - mean) ** 2 for n, _ in self._calls)
-        slope = sum((n - mean) * taken for n, taken in self._calls) / spread if spread else each
-        pair = min(each, max(slope, _LEAST_FOR_PAIRS * each))
-        return _Pace(call=(each - pair) * mean, pair=pair)
-
-
-class _Pace(NamedTuple):
-    """What a scorer takes: seconds for a call, and more for each of its pairs."""
-
-    call: float
-    pair: float
-
-    def pairs_in(self, seconds: float) -> float:
-        """How many pairs a call of this length holds."""
-        return (seconds - self.call) / self.pair
 
 
 def _fair(wanted: Sequence[int], least: Sequence[int], limit: float) -> list[int]:

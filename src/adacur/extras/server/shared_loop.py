@@ -1,4 +1,4 @@
-"""One loop for all searches that are awaited with one scorer, as on a server.
+"""One loop for all searches of a server with one scorer.
 
 One thread calls the scorer, again and again, with the pairs of all searches that have some by then, or, where calls are
 not shared, with those of one search after the other. First stages, predictions, choices and hits are computed in other
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -21,16 +21,16 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError
+from adacur.extras.server.sharing import Sharing
 from adacur.model.device_posterior import compute_together
 from adacur.protocols import Scorer
 from adacur.records import Pair, Query
 from adacur.results import Hits
 from adacur.scorers.wrapping import Wrapping, can_batch_callers, runs_side_by_side
 from adacur.scores import failure_of, joined_pairs, score_pairs
-from adacur.search import rounds
+from adacur.search import AnchorIndex, rounds
 from adacur.search.plan import Plan
 from adacur.search.rounds import RunningSearch
-from adacur.search.sharing import Sharing
 
 # Limits of one call, because pairs that arrive meanwhile wait for its end.
 _PAIRS_PER_CALL = 4096
@@ -39,29 +39,41 @@ _SECONDS_PER_CALL = 0.1
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
-def awaited(
+async def stepped(
+    index: AnchorIndex,
     plan: Plan,
-    queries: Sequence[Query | str],
+    query: Query | str,
     k: int,
     *,
     started: float,
     every_round: bool = True,
-    so_far: Callable[[list[Hits]], None] | None = None,
-    waits: bool = False,
-) -> AsyncGenerator[list[Hits], None]:
-    """Hits of all queries after each round; the last are the answer.
+    so_far: Callable[[Hits], None] | None = None,
+) -> AsyncGenerator[Hits, None]:
+    """The hits of a plan for one query after each round; closing the generator ends the search.
 
     In the loop of the scorer, unless it is awaited itself, and so serves several callers at once.
 
-    - `waits`: the next round begins when the reader asks for it;
+    - `started`: when its deadline began to run;
     - `every_round`: False makes hits only at the end, which saves some time;
-    - `so_far`: called with the hits so far of a search that fails or is cancelled, if the reader has not had them.
+    - `so_far`: called with the hits of a search that fails or is cancelled, if the reader has not had them.
     """
-    by_requests = plan.purse.by_call
-    # A scorer that searches with itself must not wait for the call that it is in.
-    if runs_side_by_side(plan.scorer) or by_requests or (loop := loop_of(plan.scorer)).is_here:
-        return rounds.asearch_iter(plan, queries, k, started=started, every_round=every_round)
-    return loop.search_iter(plan, queries, k, started=started, every_round=every_round, so_far=so_far, waits=waits)
+
+    def given_up(hits: Hits) -> None:
+        answers[:] = [hits]
+        if so_far is not None:
+            so_far(hits)
+
+    with index.searching(plan) as answers:
+        # A scorer that searches with itself must not wait for the call that it is in.
+        if runs_side_by_side(plan.scorer) or plan.purse.by_call or (loop := loop_of(plan.scorer)).is_here:
+            steps = rounds.asearch_iter(plan, [query], k, started=started, every_round=every_round)
+        else:
+            steps = loop.search_iter(plan, query, k, started=started, every_round=every_round, so_far=given_up)
+        # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
+        async with aclosing(steps):
+            async for hits in steps:
+                answers[:] = hits
+                yield hits[0]
 
 
 class SharedLoop:
@@ -97,33 +109,30 @@ class SharedLoop:
     async def search_iter(
         self,
         plan: Plan,
-        queries: Sequence[Query | str],
+        query: Query | str,
         k: int,
         *,
-        started: float | None = None,
-        every_round: bool = True,
-        so_far: Callable[[list[Hits]], None] | None = None,
-        waits: bool = False,
+        started: float,
+        every_round: bool,
+        so_far: Callable[[Hits], None],
     ) -> AsyncGenerator[list[Hits], None]:
-        """As `awaited`; `started`: as for `RunningSearch`."""
+        """As `stepped`."""
         if self._process != os.getpid():
             # A forked child inherits the searches but not the threads that work on them.
             self._begin()
-        joined = await asyncio.to_thread(RunningSearch, plan, queries, k, started=started)
-        search = _Stepped(joined, plan.scorer, every_round=every_round, waits=waits)
+        joined = await asyncio.to_thread(RunningSearch, plan, [query], k, started=started)
+        search = _Stepped(joined, plan.scorer, every_round=every_round)
         try:
             await asyncio.to_thread(self._join, search)
             while (news := await search.news.get()) is not None:
                 if isinstance(news, BaseException):
                     raise news
                 yield news
-                if waits:
-                    await asyncio.to_thread(self._join, search)
         except BaseException as error:
             search.has_left = True
             # Whatever else fails, the reader gets the error that ended the search.
             with suppress(Exception):
-                if so_far is not None and (hits := await asyncio.to_thread(search.unseen)):
+                for hits in await asyncio.to_thread(search.unseen):
                     so_far(hits)
                 if isinstance(error, AdacurError):
                     error.hits = await asyncio.to_thread(search.so_far, getattr(error, "scored", {}))
@@ -191,7 +200,7 @@ class SharedLoop:
                 for share in shares:
                     self._score([share])
             return
-        self._sharing.note(len(pairs), time.monotonic() - started)
+        self._sharing.pace.note(len(pairs), time.monotonic() - started)
         given = np.split(scores, np.cumsum([n for _, n in shares])[:-1])
         self._compute([(search, some) for (search, _), some in zip(shares, given, strict=True)])
 
@@ -250,14 +259,13 @@ class _Stepped:
     `pairs` are the unscored pairs of this round. A search that `has_left` takes no part in further calls.
     """
 
-    def __init__(self, joined: RunningSearch, scorer: Scorer, *, every_round: bool, waits: bool = False) -> None:
+    def __init__(self, joined: RunningSearch, scorer: Scorer, *, every_round: bool) -> None:
         self.joined = joined
         self.scorer = scorer
         self.news: asyncio.Queue[list[Hits] | BaseException | None] = asyncio.Queue()
         self.pairs: Sequence[Pair] = []
         self.has_left = False
         self._every_round = every_round
-        self._waits = waits
         self._events = asyncio.get_running_loop()
         self._since = 0.0
         # Held while the search computes, which is when it changes.
@@ -301,7 +309,6 @@ class _Stepped:
                 self.pairs = []
             if joined.has_news and self._every_round:
                 self.tell(joined.hits())
-                return not self._waits
             return True
 
     def choose(self) -> bool:

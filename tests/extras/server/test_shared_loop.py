@@ -17,10 +17,10 @@ import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, Rerank
 from adacur.errors import BudgetError, InputError, ScorerError, ScorerFailed
+from adacur.extras.server import shared_loop as stepping
+from adacur.extras.server.shared_loop import loop_of
 from adacur.first_stages import as_hits
 from adacur.protocols import ScorerCard
-from adacur.search import shared_loop as stepping
-from adacur.search.shared_loop import loop_of
 from tests.stepped_searches import asearch_iter
 from tests.stopping import Stopping
 

@@ -14,12 +14,12 @@ import pytest
 
 from adacur import Budget, Gaussian, Rerank
 from adacur.errors import DeviceFailed
+from adacur.extras.server import shared_loop as stepping
 from adacur.extras.server.metrics import Metrics
 from adacur.extras.server.scoring import ServedScorers
+from adacur.extras.server.shared_loop import loop_of
 from adacur.model.device_posterior import _Batch
 from adacur.scores import PairsAt, joined_pairs
-from adacur.search import shared_loop as stepping
-from adacur.search.shared_loop import loop_of
 from tests.stepped_searches import asearch_iter
 from tests.stopping import Stopping
 from tests.unit.search.test_device_search import QUERIES, index_of, rounds_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from adacur.search.sharing import Sharing
+from adacur.extras.server.sharing import Sharing
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Waiting:
 
 def paced(seconds_per_pair: float, **options) -> Sharing:
     sharing = Sharing(**options)
-    sharing.note(100, 100 * seconds_per_pair)
+    sharing.pace.note(100, 100 * seconds_per_pair)
     return sharing
 
 
@@ -55,7 +55,7 @@ def lined(call: float, pair: float, **options) -> Sharing:
     """A scorer that has been seen to take so many seconds for a call, and so many more for each pair."""
     sharing = Sharing(**options)
     for n in (10, 30):
-        sharing.note(n, call + pair * n)
+        sharing.pace.note(n, call + pair * n)
     return sharing
 
 
@@ -73,16 +73,16 @@ def test_what_a_call_takes_is_told_from_what_its_pairs_take() -> None:
 def test_calls_of_about_one_size_promise_no_pairs_for_nothing() -> None:
     sharing = Sharing()
     for n, seconds in ((10, 1.0), (11, 0.9), (10, 1.1)):
-        sharing.note(n, seconds)
+        sharing.pace.note(n, seconds)
     (share,) = sharing.shares([Waiting(100_000, seconds_left=10)])
     assert 80 <= share <= 4 * 80
 
 
 def test_only_the_last_calls_tell_the_pace() -> None:
     sharing = Sharing(seconds=1.0)
-    sharing.note(10, 100.0)
+    sharing.pace.note(10, 100.0)
     for _ in range(8):
-        sharing.note(10, 0.01)
+        sharing.pace.note(10, 0.01)
     assert sharing.shares([Waiting(900)]) == [900]
 
 
