@@ -192,12 +192,13 @@ class RunningSearch:
         purse, pace = self._plan.purse, self._pace
         if purse.deadline is None:
             return len(self.waiting)
-        seconds = SHARE_OF_TIME_LEFT * self.seconds_left
         # One pair per query tells how fast the scorer is.
-        n = self.n_queries if not pace.is_known else int(pace.pairs_in(seconds)) if seconds >= pace.call else 0
+        n = pace.pairs_in(SHARE_OF_TIME_LEFT * self.seconds_left) if pace.is_known else self.n_queries
         n = max(n, self.least)
-        # Where a pair's price depends on its call, a round that is split would cost more.
-        return len(self.waiting) if n and purse.by_call else min(n, len(self.waiting))
+        if n >= 1 and purse.by_call:
+            # Where a pair's price depends on its call, a round that is split would cost more.
+            return len(self.waiting)
+        return max(0, int(min(n, len(self.waiting))))
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; queries of later groups are missing."""
