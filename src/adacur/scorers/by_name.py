@@ -25,8 +25,9 @@ from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.cross_encoders.weights import json_in
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer
-from adacur.scorers.http_address import is_judge
+from adacur.scorers.http_dialects import JUDGE
 from adacur.scorers.judge import JudgeScorer
+from adacur.scorers.remote import Address
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 from adacur.spelling import did_you_mean
 
@@ -112,7 +113,7 @@ def imported(source: str, *, what: str = "scorer") -> Any:
 def _from_name(source: str | Path, options: dict[str, Any]) -> Scorer:
     text = str(source)
     if _URL.match(text):
-        if is_judge(text, options.get("kind")):
+        if Address.of(text, options.get("kind")).kind == JUDGE:
             return _open(JudgeScorer, source, {name: value for name, value in options.items() if name != "kind"})
         return _open(HttpScorer, source, options)
     path = fetch(text) if text in names() else Path(source)

@@ -1,11 +1,11 @@
-"""Background event loops: async work for callers that are not async, on connections that live on between calls."""
+"""Background event loops, on which connections live on between calls, and the waits between attempts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -53,3 +53,9 @@ async def all_at_once(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         first = failures.exceptions[0]
         raise first from first.__cause__
     return [task.result() for task in tasks]
+
+
+def waits(attempts: int, first: float) -> Iterator[float | None]:
+    """For each attempt, the seconds to wait if it fails, which double from `first`; None for the last."""
+    yield from (first * 2.0**tried for tried in range(attempts - 1))
+    yield None

@@ -16,7 +16,7 @@ from adacur.budget import at_least
 from adacur.errors import InputError, ScorerError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
-from adacur.scorers.event_loop import all_at_once, run_in_background
+from adacur.scorers.event_loop import all_at_once, run_in_background, waits
 from adacur.scores import check_scores
 
 TextPairs = list[tuple[str, str]]
@@ -107,7 +107,7 @@ class FunctionScorer:
         return (pairs[start : start + size] for start in range(0, len(pairs), size))
 
     def _called(self, batch: Sequence[Pair]) -> FloatArray:
-        for wait in self._waits():
+        for wait in waits(self._attempts, _FIRST_WAIT):
             try:
                 answer = self._function(_texts(batch))
                 break
@@ -118,7 +118,7 @@ class FunctionScorer:
         return check_scores(answer, batch)
 
     async def _awaited(self, batch: Sequence[Pair]) -> FloatArray:
-        for wait in self._waits():
+        for wait in waits(self._attempts, _FIRST_WAIT):
             try:
                 answer = await self._function(_texts(batch))
                 break
@@ -128,11 +128,6 @@ class FunctionScorer:
                     raise self._failed(error, batch) from error
             await asyncio.sleep(wait)
         return check_scores(answer, batch)
-
-    def _waits(self) -> Iterator[float | None]:
-        """For each try, the seconds to wait if it fails; None for the last."""
-        yield from (_FIRST_WAIT * 2**tried for tried in range(self._attempts - 1))
-        yield None
 
     def _failed(self, error: BaseException, batch: Sequence[Pair]) -> ScorerFailed:
         tries = f"{self._attempts} times, " if self._attempts > 1 and isinstance(error, Exception) else ""

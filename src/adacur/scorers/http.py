@@ -15,9 +15,8 @@ from adacur.budget import at_least
 from adacur.errors import InputError, ScoreCountError, ScorerFailed, UnknownName
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
-from adacur.scorers.http_address import JUDGE, Address, source
-from adacur.scorers.http_dialects import DIALECTS
-from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
+from adacur.scorers.http_dialects import DIALECTS, JUDGE
+from adacur.scorers.remote import Address, RemoteScorer, by_query, checked_extra, source, where
 from adacur.spelling import did_you_mean
 
 _NEAREST_TO_CERTAIN = 1e-9
@@ -83,14 +82,21 @@ class HttpScorer(RemoteScorer):
         if scores not in _SCORES:
             raise InputError(f"scores must be one of {', '.join(_SCORES)}; got {scores!r}.")
         at_least(1, batch_size=batch_size)
-        limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
-        super().__init__(key=address.key(api_key), **limits, attempts=attempts, backoff=backoff)
+        super().__init__(
+            key=address.key(api_key), concurrency=concurrency, timeout=timeout, attempts=attempts, backoff=backoff
+        )
         self.kind, self._dialect = kind, DIALECTS[kind]
         self.url = address.endpoint(self._dialect.path, *self._dialect.endings)
         self.model = model or remembered.get("model")
         size = batch_size or self._dialect.batch_size
         self.batch_size = min(size, self._dialect.limit or size)
-        self.instruction = _checked_instruction(instruction or remembered.get("instruction"), self.kind)
+        self.instruction = instruction or remembered.get("instruction")
+        if self.instruction is not None and self._dialect.instruction is None:
+            able = ", ".join(name for name, dialect in DIALECTS.items() if dialect.instruction)
+            raise InputError(
+                f"Requests to a {kind} server have no place for an instruction; those to {able} have. Or write it into "
+                "the queries."
+            )
         self._extra = checked_extra(extra, remembered, taken=self._dialect.fields)
         self._takes_logits = scores == "probability" or (scores == "auto" and self._dialect.raw is None)
         self._promised_raw = scores == "auto" and not self._takes_logits
@@ -183,13 +189,3 @@ class HttpScorer(RemoteScorer):
                 ProbabilityWarning,
                 stacklevel=2,
             )
-
-
-def _checked_instruction(instruction: str | None, kind: str) -> str | None:
-    if instruction is not None and DIALECTS[kind].instruction is None:
-        able = ", ".join(name for name, dialect in DIALECTS.items() if dialect.instruction)
-        raise InputError(
-            f"Requests to a {kind} server have no place for an instruction; those to {able} have. Or write it into the "
-            "queries."
-        )
-    return instruction

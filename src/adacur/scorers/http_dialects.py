@@ -175,3 +175,13 @@ DIALECTS = {
         key_variables=("DASHSCOPE_API_KEY",),
     ),
 }
+
+# The kind of a language model, and as `hosts` and `key_variables` of a dialect, the keys of judges.
+JUDGE = "judge"
+JUDGE_KEYS = {
+    "openai.com": ("OPENAI_API_KEY",),
+    "deepinfra.com": ("DEEPINFRA_API_KEY", "DEEPINFRA_TOKEN"),
+    "fireworks.ai": ("FIREWORKS_API_KEY",),
+    "openrouter.ai": ("OPENROUTER_API_KEY",),
+    "together.xyz": ("TOGETHER_API_KEY",),
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,8 @@ from adacur.errors import InputError
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
-from adacur.scorers.http_address import CHAT, JUDGE, Address, source
-from adacur.scorers.remote import RemoteScorer, by_query, checked_extra, where
-from adacur.scorers.verdicts import mean_verdict, verdict_in
+from adacur.scorers.http_dialects import JUDGE
+from adacur.scorers.remote import CHAT, Address, Answer, RemoteScorer, by_query, checked_extra, source, where
 
 ANSWERS = ("Yes", "No")
 _TASK = "Judge whether the document is relevant to the query."
@@ -27,6 +27,12 @@ _PAIR_TEXT = "{instruction}\n\nQuery: {query}\n\nDocument: {item}\n\n"
 _IMPOSSIBLE = -100.0
 _CERTAIN = 1e-3
 _SHOWN = 5
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
+# What models write around an answer: Markdown, quotes, a code fence, "Answer: ", a full stop.
+_LABEL = re.compile(
+    r"^(?:the )?(?:final )?(?:answer|grade|score|verdict|label|rating)(?: is)?\s*[:=]?\s*", re.IGNORECASE
+)
+_MARKS = " \t\r\n*_`~\"'“”‘’.,:;!()[]{}<>#$\\"
 
 
 class JudgeScorer(RemoteScorer):
@@ -87,8 +93,9 @@ class JudgeScorer(RemoteScorer):
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)
-        limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
-        super().__init__(key=address.key(api_key), **limits, attempts=attempts, backoff=backoff)
+        super().__init__(
+            key=address.key(api_key), concurrency=concurrency, timeout=timeout, attempts=attempts, backoff=backoff
+        )
         self.pairs_at_once = concurrency
         self.url = address.endpoint(f"/v1{CHAT}")
         self.model = model or remembered.get("model")
@@ -141,8 +148,8 @@ class JudgeScorer(RemoteScorer):
             return {**asked, "n": self.samples}
         return {**asked, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": self._top}
 
-    def _advice(self, response: Any) -> str:
-        return f" {_ADVICE}" if "logprobs" in response.text else ""
+    def _advice(self, answer: Answer) -> str:
+        return f" {_ADVICE}" if "logprobs" in answer.text else ""
 
     def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
         n_choices, at = self.samples or 1, where(batch)
@@ -161,19 +168,22 @@ class JudgeScorer(RemoteScorer):
                 f"{self._shown(json.dumps(answer))}. Is this the address of one?{at}"
             ) from error
         if self.samples is not None:
-            return [mean_verdict([self._verdict(choice, at) for choice in choices], self.answers)]
+            grades = [self._verdict(choice, at) for choice in choices]
+            return [sum(grades) / len(grades)]
         return [self._read(choices[0], at)]
 
-    def _verdict(self, choice: Mapping[str, Any], at: str) -> str:
-        """The answer that a choice is."""
+    def _verdict(self, choice: Mapping[str, Any], at: str) -> float:
+        """The grade of the answer that a choice is; of two answers without grades, the first is 1."""
         said = self._said(choice, at)
-        if (verdict := verdict_in(said, list(self.answers))) is None:
-            raise self._failed(
-                f"The judge {self.model!r} must answer with one of {', '.join(map(repr, self.answers))} and nothing "
-                f"else; it said {said[:200]!r}. Ask for that in prompt=, or cap its length: "
-                f"extra={{'max_tokens': 5}}.{at}"
-            )
-        return verdict
+        plain = _THOUGHT.sub("", said).strip(_MARKS)
+        shown = {text.strip(_MARKS).casefold() for text in (plain, _LABEL.sub("", plain))}
+        for answer, grade in self.answers.items():
+            if answer.strip(_MARKS).casefold() in shown:
+                return float(answer == next(iter(self.answers))) if grade is None else float(grade)
+        raise self._failed(
+            f"The judge {self.model!r} must answer with one of {', '.join(map(repr, self.answers))} and nothing else; "
+            f"it said {said[:200]!r}. Ask for that in prompt=, or cap its length: extra={{'max_tokens': 5}}.{at}"
+        )
 
     def _said(self, choice: Mapping[str, Any], at: str) -> str:
         """The text of a choice; an error where the judge refused."""

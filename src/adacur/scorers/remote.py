@@ -1,4 +1,4 @@
-"""Scorers behind HTTP: batches, retries, a limit on requests in flight, and a key that nothing shows."""
+"""Scorers behind HTTP: from a URL to a server, then batches, retries, a limit on requests in flight, a hidden key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import re
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import numpy as np
 
@@ -22,17 +24,102 @@ from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Pair, check_texts
 from adacur.requirements import require
-from adacur.scorers.event_loop import all_at_once, background_loop, run_in_background
+from adacur.scorers.event_loop import all_at_once, background_loop, run_in_background, waits
+from adacur.scorers.http_dialects import DIALECTS, JUDGE, JUDGE_KEYS
 from adacur.scorers.wrapping import Closing, closed
 
+# The endpoint of a language model.
+CHAT = "/chat/completions"
 _log = logging.getLogger("adacur.scorers.http")
 # Only requests run on this loop, so that no blocking function of a user can hold up their clocks.
 _THREAD = "adacur-http"
 _LONGEST_WAIT = 60.0
-# Beside the usual ones, TEI says 424 where others say 500.
+# Besides the usual ones, TEI says 424 where others say 500.
 _TRY_AGAIN = {408, 424, 425, 429}
+# Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
+_SPLIT = {413, 422}
 # Of an answer, unpacked; the scores of a thousand texts that are sent back with them take a tenth of it.
 _LONGEST_ANSWER = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server and the rest of its URL.
+
+    `kind` is known from the host of a service, from the path of a language model, or from `remembered`: what `source`
+    wrote behind '#', which is never sent. `keys` are the environment variables meant for the host.
+    """
+
+    server: str
+    path: str
+    host: str
+    kind: str | None
+    keys: tuple[str, ...]
+    remembered: Mapping[str, str]
+
+    @classmethod
+    def of(cls, url: str, kind: str | None = None) -> Address:
+        """The address in a URL, of a server of this `kind` if that is known."""
+        try:
+            parts = urlsplit(str(url).strip())
+            host, secret, _ = parts.hostname, parts.username or parts.password or parts.query, parts.port
+        except ValueError as error:
+            raise InputError(f"This is not the address of a server: {error}.") from None
+        if secret:
+            # They would be kept in every index built with this scorer; so they are not repeated here either.
+            raise InputError(f"An address must not hold credentials or a '?' (for {host}). Give a key as api_key=.")
+        if parts.scheme not in ("http", "https") or not host:
+            raise InputError(f"An address must begin with http:// or https:// and a host; got {url!r}.")
+        remembered, path = dict(parse_qsl(parts.fragment)), parts.path.rstrip("/")
+        # Neither a look-alike nor a plain connection is a service.
+        labels = host.split(".") if parts.scheme == "https" else []
+        domains = {".".join(labels[at:]) for at in range(len(labels))}
+        service = next((name for name, dialect in DIALECTS.items() if domains & set(dialect.hosts)), None)
+        kind = kind or remembered.get("kind") or (JUDGE if path.endswith(CHAT) else service)
+        if kind == JUDGE:
+            keys = next((names for domain, names in JUDGE_KEYS.items() if domain in domains), ())
+        else:
+            keys = DIALECTS[service].key_variables if service else ()
+        return cls(f"{parts.scheme}://{parts.netloc}", path, host, kind, keys, remembered)
+
+    def endpoint(self, usual: str, *endings: str) -> str:
+        """Where requests go: this address if it ends as one for requests does, else the `usual` path below it."""
+        tail = re.split("/v[12](?=/)", usual)[-1]
+        path = self.path + tail if self.path.endswith(("/v1", "/v2")) else self.path
+        return self.server + (path if path.endswith((tail, *endings)) else path + usual)
+
+    def key(self, api_key: str | None) -> str | None:
+        """The key given, else that of the environment, which goes only to the service it is meant for."""
+        # Any index folder can name any address.
+        key = api_key or next((os.environ[variable] for variable in self.keys if os.environ.get(variable)), None)
+        if key is None and self.keys:
+            raise InputError(f"{self.host} needs a key. Set {self.keys[0]}, or give api_key=.")
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise InputError("api_key must be printable ASCII without spaces (not shown). Strip it.")
+        return key
+
+
+def source(endpoint: str, **options: Any) -> str:
+    """A URL that opens the same scorer again; empty options are left out, and those that are no text become JSON."""
+    written = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        for name, value in options.items()
+        if value
+    }
+    return f"{endpoint}#{urlencode(written, quote_via=quote, safe='/')}"
+
+
+class Answer(NamedTuple):
+    """A server's answer, even a refusal; `content` is its JSON, or its text where that is something else."""
+
+    status: str
+    text: str
+    content: Any
+    location: str | None
+
+    @property
+    def code(self) -> int:
+        return int(self.status[:3])
 
 
 class _NoAnswer(Exception):
@@ -51,9 +138,7 @@ class RemoteScorer(Closing):
 
     url: str
     card: ScorerCard
-    _extra: dict[str, Any]
-    # Half a batch may fit where a whole one does not; and among texts it cannot read, halving finds the one.
-    _split: ClassVar[frozenset[int]] = frozenset({413, 422})
+    _extra: Mapping[str, Any]
 
     def __init__(self, *, key: str | None, concurrency: int, timeout: float, attempts: int, backoff: float) -> None:
         require("httpx2", extra="http")
@@ -106,52 +191,48 @@ class RemoteScorer(Closing):
         return np.array([scores[query.text, item.text] for query, item in pairs])
 
     async def _send(self, batch: list[Pair], scores: dict[tuple[str, str], float]) -> None:
-        response = await self._answered(self._body(batch) | self._extra, where(batch))
-        if response.status_code in self._split and len(batch) > 1:
+        answer = await self._answered({**self._body(batch), **self._extra}, where(batch))
+        if answer.code in _SPLIT and len(batch) > 1:
             half = math.ceil(len(batch) / 2)
             await self._send(batch[:half], scores)
             await self._send(batch[half:], scores)
-        elif response.is_success:
-            for (query, item), score in zip(batch, self._scores_in(_json_of(response), batch), strict=True):
+        elif 200 <= answer.code < 300:
+            for (query, item), score in zip(batch, self._scores_in(answer.content, batch), strict=True):
                 scores[query.text, item.text] = score
         else:
-            raise self._refused(response, self._advice(response) + where(batch))
+            raise self._refused(answer, self._advice(answer) + where(batch))
 
-    async def _answered(self, body: Mapping[str, Any], where: str) -> Any:
-        """The server's answer, even a refusal; ScorerFailed if none comes."""
-        tenacity = require("tenacity", extra="http")
+    async def _answered(self, body: Mapping[str, Any], where: str) -> Answer:
+        """The server's answer; ScorerFailed if none comes."""
         client, slots = self._connected()
         content = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_may_pass),
-            stop=tenacity.stop_after_attempt(self._attempts),
-            wait=self._wait,
-            before_sleep=tenacity.before_sleep_log(_log, logging.INFO),
-            reraise=True,
-        )
         # The slot is kept while waiting, so that an overloaded server is sent less.
         async with slots:
-            try:
-                return await retrying(self._attempt, client, content)
-            except _NoAnswer as failure:
-                attempts = retrying.statistics["attempt_number"]
-                tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-                raise self._failed(f"{failure} Gave up after {tried}.{where}") from failure.__cause__
+            for tries, usual in enumerate(waits(self._attempts, self._backoff), 1):
+                try:
+                    return await self._attempt(client, content)
+                except _NoAnswer as failure:
+                    asked = failure.wait
+                    if usual is None or (asked or 0.0) > _LONGEST_WAIT:
+                        tried = "1 attempt" if tries == 1 else f"{tries} attempts"
+                        raise self._failed(f"{failure} Gave up after {tried}.{where}") from failure.__cause__
+                    _log.info("%s", self._without_key(str(failure)))
+                if asked is None:
+                    wait = min(_LONGEST_WAIT, usual) * self._jitter.uniform(0.5, 1.0)
+                else:
+                    wait = asked + self._jitter.uniform(0, min(self._backoff, _LONGEST_WAIT - asked))
+                await asyncio.sleep(wait)
+        raise AssertionError("the last try returns or raises")
 
-    async def _attempt(self, client: Any, content: bytes) -> Any:
+    async def _attempt(self, client: Any, content: bytes) -> Answer:
         httpx2 = require("httpx2", extra="http")
         if client.is_closed:
             raise closed(self.card.name)
         try:
             # The client's own timeouts start anew with every byte; a request's must not.
             async with asyncio.timeout(self._timeout), client.stream("POST", self.url, content=content) as coming:
-                response = httpx2.Response(
-                    coming.status_code,
-                    headers=[pair for pair in coming.headers.multi_items() if pair[0] != "content-encoding"],
-                    content=await self._bytes_of(coming),
-                )
                 # JSON is UTF-8, and a server may name any codec that Python has.
-                response.encoding = "utf-8"
+                text = (await self._bytes_of(coming)).decode(errors="replace")
         except TimeoutError as error:
             advice = "Is it overloaded? Raise timeout=, or lower batch_size= or concurrency=."
             raise _NoAnswer(f"{self.url} gave no answer within {self._timeout:g} s. {advice}") from error
@@ -159,13 +240,18 @@ class RemoteScorer(Closing):
             raise _NoAnswer(f"No server can be reached at {self.url}: {error}. Is it running?") from error
         except httpx2.RequestError as error:
             raise _NoAnswer(f"{self.url} broke off: {type(error).__name__}: {error}.") from error
-        if response.is_success and _breaks_off(response):
-            raise _NoAnswer(f"{self.url} answered JSON that breaks off: {self._summary(response)}")
-        if response.status_code < 500 and response.status_code not in _TRY_AGAIN:
-            return response
-        wait = _retry_after(response)
-        asks = f" It asks to wait for {wait:.0f} s." if wait and wait > _LONGEST_WAIT else ""
-        raise _NoAnswer(f"{self.url} answered {self._summary(response)}{asks}", wait)
+        status = f"{coming.status_code} {coming.reason_phrase}"
+        says = f"{status}: {self._shown(text)}."
+        if coming.status_code >= 500 or coming.status_code in _TRY_AGAIN:
+            wait = _retry_after(coming.headers.get("retry-after", ""))
+            asks = f" It asks to wait for {wait:.0f} s." if wait and wait > _LONGEST_WAIT else ""
+            raise _NoAnswer(f"{self.url} answered {says}{asks}", wait)
+        try:
+            return Answer(status, text, _json_in(text), coming.headers.get("location"))
+        except json.JSONDecodeError as error:
+            if coming.is_success:
+                raise _NoAnswer(f"{self.url} answered JSON that breaks off: {says}") from error
+            return Answer(status, text, text, coming.headers.get("location"))
 
     async def _bytes_of(self, coming: Any) -> bytes:
         """The bytes of an answer, of which a few may unpack to more than the memory holds."""
@@ -176,12 +262,6 @@ class RemoteScorer(Closing):
                 longest = f"{_LONGEST_ANSWER >> 20} MiB"
                 raise self._failed(f"An answer may have up to {longest}; that of {self.url} is longer.")
         return bytes(read)
-
-    def _wait(self, state: Any) -> float:
-        wait: float | None = state.outcome.exception().wait
-        if wait is not None:
-            return wait + self._jitter.uniform(0, min(self._backoff, _LONGEST_WAIT - wait))
-        return min(_LONGEST_WAIT, self._backoff * 2.0 ** int(state.attempt_number - 1)) * self._jitter.uniform(0.5, 1.0)
 
     def _connected(self) -> tuple[Any, asyncio.Semaphore]:
         if self._closed:
@@ -200,26 +280,21 @@ class RemoteScorer(Closing):
             self._connections = loop, client, asyncio.Semaphore(self._concurrency)
         return self._connections[1:]
 
-    def _advice(self, response: Any) -> str:
-        """What may help where a request was refused, beside what its status says."""
+    def _advice(self, answer: Answer) -> str:
+        """What may help where a request was refused, besides what its status says."""
         return ""
 
-    def _refused(self, response: Any, where: str) -> ScorerFailed:
+    def _refused(self, answer: Answer, where: str) -> ScorerFailed:
         not_accepted = " The key given was not accepted." if self._key else " Give api_key=."
         not_there = " Is this the address for such requests, and the model known there? Or is the kind another one?"
         too_large = " This pair alone is too large for the server: shorten its texts."
         advice = {401: not_accepted, 403: not_accepted, 404: not_there, 405: not_there, 413: too_large}
-        place = response.headers.get("location")
-        points = f" It points to {place}: give that address." if place else ""
-        says = f"{self._summary(response)}{advice.get(response.status_code, '')}"
+        points = f" It points to {answer.location}: give that address." if answer.location else ""
+        says = f"{answer.status}: {self._shown(answer.text)}.{advice.get(answer.code, '')}"
         return self._failed(f"{self.url} answered {says}{points}{where}")
 
-    def _summary(self, response: Any) -> str:
-        """Its status and the beginning of its text."""
-        return f"{response.status_code} {response.reason_phrase}: {self._shown(response.text)}."
-
     def _shown(self, text: str, n: int = 300) -> str:
-        """The beginning of what a server says."""
+        """The beginning of a server's text."""
         # The key is hidden before the text is cut, which might leave half of it.
         return " ".join(self._without_key(text).split())[:n]
 
@@ -262,32 +337,21 @@ def checked_extra(
     return fields
 
 
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, _NoAnswer) and (error.wait or 0.0) <= _LONGEST_WAIT
-
-
-def _json_of(response: Any) -> Any:
-    """The JSON of an answer; where it is something else, its text, which no server means as an answer."""
+def _json_in(text: str) -> Any:
+    """The JSON of an answer, or its text; JSONDecodeError where it begins as JSON and was cut on its way."""
     try:
-        return response.json()
+        return json.loads(text)
+    except json.JSONDecodeError:
+        if text.lstrip().startswith(("{", "[")):
+            raise
     except (ValueError, RecursionError):
-        return str(response.text)
+        # No server means this as an answer.
+        pass
+    return text
 
 
-def _breaks_off(response: Any) -> bool:
-    """Whether the text begins as JSON but cannot be read: something between here and there cut it."""
-    if not response.text.lstrip().startswith(("{", "[")):
-        return False
-    try:
-        response.json()
-    except (ValueError, RecursionError) as error:
-        return isinstance(error, json.JSONDecodeError)
-    return False
-
-
-def _retry_after(response: Any) -> float | None:
+def _retry_after(text: str) -> float | None:
     """Seconds that Retry-After asks for; a date there counts as nothing said."""
-    text = response.headers.get("retry-after", "")
     return float(text) if re.fullmatch(r"\d{1,9}(\.\d*)?", text) else None
 
 
