@@ -32,6 +32,12 @@ class Remembered:
         with self._lock:
             return {key: self._kept[key] for key in keys if key in self._kept}
 
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._kept.clear()
+            self.n_bytes = 0
+
     def keep(self, new: Mapping[Any, npt.NDArray[Any]]) -> None:
         """Remember these; the oldest are forgotten."""
         with self._lock:

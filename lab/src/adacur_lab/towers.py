@@ -20,9 +20,7 @@ from adacur.extras.train.judged_queries import distinct_texts
 from adacur.extras.train.ranking_model import untied
 from adacur.extras.train.written_whole import written_whole
 from adacur.protocols import Items
-from adacur.scorers.cross_encoders.checkpoints import quiet
-from adacur.scorers.cross_encoders.token_limit import token_limit
-from adacur.scorers.cross_encoders.weights import json_in
+from adacur.scorers.cross_encoders.checkpoints import json_in, quiet, token_limit
 
 Side = Literal["query", "item"]
 # Weights for queries and others for items, or the same for both.

@@ -26,10 +26,14 @@ from adacur.records import Item
 from adacur.requirements import require
 from adacur.scorers.by_name import imported, is_function_name
 from adacur.scorers.consent import check_consent
-from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
+from adacur.scorers.cross_encoders.checkpoints import (
+    checkpoint_folder,
+    folder_limit,
+    quiet,
+    settings_hash,
+    tensors_digest,
+)
 from adacur.scorers.cross_encoders.cpu_int8 import PRECISE
-from adacur.scorers.cross_encoders.token_limit import folder_limit
-from adacur.scorers.cross_encoders.weights import settings_hash, tensors_digest
 from adacur.spelling import did_you_mean
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 128
@@ -188,10 +192,13 @@ class SentenceTransformerEncoder:
         if isinstance(model, str | Path):
             sentence_transformers = require("sentence_transformers", extra="sentence-transformers")
             folder = checkpoint_folder(model)
-            check_names_no_code(folder)
             source = str(folder.resolve()) if Path(model).is_dir() else str(model)
-            with quiet(require("transformers", extra="sentence-transformers")):
-                model = sentence_transformers.SentenceTransformer(str(folder))
+            try:
+                with quiet(require("transformers", extra="sentence-transformers")):
+                    model = sentence_transformers.SentenceTransformer(str(folder))
+            except ValueError as error:
+                # Such as code that the folder names.
+                raise InputError(f"{folder} cannot be read as a SentenceTransformer: {error}") from error
         self._model = model
         # A tokenizer fails ('Already borrowed') where calls overlap and one changes its padding; the forwards that
         # follow would only compete for the same cores.

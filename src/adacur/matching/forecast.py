@@ -9,7 +9,7 @@ from typing import Any
 from adacur.money import Money, Price
 from adacur.protocols import Scorer
 from adacur.records import Query
-from adacur.scorers.prices import count_tokens, counts_exactly, units_per_pair
+from adacur.scorers.metered import count_tokens, counts_exactly, units_per_pair
 from adacur.search import AnchorIndex
 from adacur.store.estimate import time_scorer
 from adacur.units import duration

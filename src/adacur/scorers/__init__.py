@@ -7,11 +7,11 @@ Where to change what, from the name of a scorer to its scores:
 - function.py: a function of pairs, the adapter of any other library; sentence_transformers.py; known.py: a matrix
 - cross_encoders/: onnx.py (CPU), torch.py over forwards.py, the door to faster inference; opened_model.py (what a
   model is: checkpoints.py, its prompt and readout: pair_prompt.py, readout.py, known_rerankers.py); pair_tokens.py
-  (pairs as token ids: prompt_pieces.py, token_limit.py, item_table.py), padded_batches.py; weights.py
+  (pairs as token ids: prompt_pieces.py)
 - http.py: rerank servers, http_dialects.py: one entry per kind; judge.py: language models that judge; both over
-  http_address.py (from a URL to a server) and remote.py (batches, retries, limits, keys)
-- wrappers: cached.py (over score_file.py), metered.py with prices.py; what they share: wrapping.py
-- event_loop.py: async scorers for callers that are not async
+  remote.py (addresses, keys, batches, retries, limits)
+- wrappers: cached.py (over score_file.py), metered.py (calls, tokens and prices); what they share: wrapping.py
+- event_loop.py: async scorers for callers that are not async, and the waits between attempts
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
 from adacur.scorers.judge import JudgeScorer
 from adacur.scorers.known import KnownScores, MatrixScorer
-from adacur.scorers.metered import Metered
-from adacur.scorers.prices import count_tokens, price_of
+from adacur.scorers.metered import Metered, count_tokens, price_of
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
 __all__ = [

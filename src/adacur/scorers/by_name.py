@@ -19,10 +19,9 @@ from adacur.errors import AdacurError, InputError, MissingExtra, UnknownName, Un
 from adacur.names import EMB_KEY
 from adacur.protocols import Scorer
 from adacur.requirements import install_command, require
-from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, shape_of
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, json_in, shape_of
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
-from adacur.scorers.cross_encoders.weights import json_in
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer
 from adacur.scorers.http_dialects import JUDGE

@@ -18,8 +18,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def why_consent(source: str, *, folder: Path | None) -> str | None:
     """Why a source that a folder names is not opened on its word; None for the weights of a model.
 
-    Those are a hub name, and a path of this machine outside the folder. A model that names code is refused
-    wherever it comes from (`check_names_no_code`).
+    Those are a hub name, and a path of this machine outside the folder. Code that a model names is run nowhere:
+    transformers and sentence-transformers refuse it.
     """
     if _URL.match(source):
         return "a service, which would receive your queries and items"

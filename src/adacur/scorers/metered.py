@@ -1,20 +1,29 @@
-"""What a scorer costs."""
+"""What scorers cost: calls and seconds; tokens of pairs, counted before they are scored; units of a price."""
 
 from __future__ import annotations
 
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
+
+import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
+from adacur.errors import ScoreCountError
 from adacur.money import Money, Price
 from adacur.protocols import Scorer
 from adacur.records import Item, Pair, Query
 from adacur.scorers.calling import ascore, score_grid
-from adacur.scorers.prices import count_tokens, price_of, units_of
 from adacur.scorers.wrapping import Wrapping
+
+# Begin, separators, end, and what a service may put around a pair.
+_SPECIAL_TOKENS = 16
+# Cohere's search: a request with one query and up to 100 documents.
+_PAIRS_PER_SEARCH = 100
 
 
 class Metered(Wrapping):
@@ -85,3 +94,82 @@ def tokens_and_units(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[int, int]:
         of_query.setdefault(query.text, []).append(at)
     units = (units_of(price, scorer, counts[some]) for some in of_query.values())
     return int(counts.sum()), sum(units)
+
+
+def _layers(scorer: Any) -> Iterator[Any]:
+    """A scorer, and what it is wrapped around."""
+    while scorer is not None:
+        yield scorer
+        scorer = getattr(scorer, "scorer", None)
+
+
+def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
+    """The tokens that each pair takes, counted without scoring it: what budgets of tokens and of money go by.
+
+    A scorer with `tokens_of(pairs)` counts itself, as models in this process do, exactly. For any other, such as a
+    service, it is an upper bound: the bytes of query, item and instruction as UTF-8, or of the prompt that a judge is
+    sent, plus 16. A token of a byte-level or character-level tokenizer stands for at least one byte; English has four
+    or five bytes a token.
+    """
+    for layer in _layers(scorer):
+        if callable(count := getattr(layer, "tokens_of", None)):
+            tokens = np.asarray(count(pairs))
+            if tokens.shape != (len(pairs),) or tokens.dtype.kind not in "iu" or (tokens < 1).any():
+                raise ScoreCountError(
+                    f"tokens_of must return one whole number of at least 1 per pair; for {len(pairs)} pairs "
+                    f"{scorer.card.name!r} returned shape {tokens.shape}, {tokens.dtype}."
+                )
+            return tokens.astype(np.intp)
+    sent = _sent(scorer)
+    return np.array([sum(map(_bytes, sent(*pair))) + _SPECIAL_TOKENS for pair in pairs], np.intp)
+
+
+def _sent(scorer: Scorer) -> Callable[[Query, Item], tuple[str, ...]]:
+    """What a service reads of a pair: a judge its whole prompt, another the texts and perhaps an instruction."""
+    for layer in _layers(scorer):
+        if callable(render := getattr(layer, "render", None)):
+            return lambda query, item: (render(query, item),)
+        if isinstance(instruction := getattr(layer, "instruction", None), str):
+            return lambda query, item: (instruction, query.text, item.text)
+    return lambda query, item: (query.text, item.text)
+
+
+def counts_exactly(scorer: Scorer) -> bool:
+    """Whether `count_tokens` counts what the scorer takes, and not an upper bound."""
+    return any(callable(getattr(layer, "tokens_of", None)) for layer in _layers(scorer))
+
+
+def _bytes(text: str) -> int:
+    """The most bytes that a text can have before it is cut into tokens: some tokenizers compose or expand it first."""
+    if text.isascii():
+        return len(text)
+    return max(
+        len(one.encode(errors="replace"))
+        for one in (text, *(unicodedata.normalize(form, text) for form in ("NFKC", "NFKD")))
+    )
+
+
+def price_of(scorer: Scorer) -> Price | None:
+    """What a scorer costs, as it says itself: `Metered(scorer, price=…)`."""
+    prices = (getattr(layer, "price", None) for layer in _layers(scorer))
+    return next((price for price in prices if isinstance(price, Price)), None)
+
+
+def units_of(price: Price, scorer: Scorer, tokens: IntArray) -> int:
+    """How many units a price counts for pairs of one query, of so many tokens each, in one call of the scorer."""
+    if price.unit == "tokens":
+        return int(tokens.sum())
+    return -(-len(tokens) // pairs_per_unit(price, scorer))
+
+
+def pairs_per_unit(price: Price, scorer: Scorer) -> int:
+    """How many pairs of a call one unit pays for, where the price is not by the token."""
+    if price.unit == "calls":
+        return 1
+    sizes = (getattr(layer, "batch_size", None) for layer in _layers(scorer))
+    return min([_PAIRS_PER_SEARCH, *(size for size in sizes if isinstance(size, int))])
+
+
+def units_per_pair(price: Price, scorer: Scorer, tokens: IntArray) -> float:
+    """The same for a pair like these where calls are large."""
+    return float(tokens.mean()) if price.unit == "tokens" else 1 / pairs_per_unit(price, scorer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import threading
 from collections.abc import Sequence
@@ -19,9 +18,15 @@ from adacur.errors import InputError
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Pair
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.checkpoints import check_names_no_code, checkpoint_folder, quiet
+from adacur.scorers.cross_encoders.checkpoints import (
+    checkpoint_folder,
+    quiet,
+    tensors_digest,
+    weight_files,
+    weights_hash,
+    with_effect,
+)
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
-from adacur.scorers.cross_encoders.weights import tensors_digest, weight_files, weights_hash, with_effect
 from adacur.scorers.wrapping import Closing, closed
 
 _EXTRA = "sentence-transformers"
@@ -34,8 +39,8 @@ class SentenceTransformersScorer(Closing):
 
     The identity takes the place of the model's activation, which by default is a sigmoid and ties the best items. Only
     the item is cut to fit the model, and a query that leaves it no space is refused; models that write pairs into
-    a chat template, and sentence-transformers before version 6, cut as they do by themselves. What is opened here runs
-    in float32 on `device`; an object keeps its dtype, device and limit of tokens, and outlives `close`.
+    a chat template cut as they do by themselves. What is opened here runs in float32 on `device`; an object keeps its
+    dtype, device and limit of tokens, and outlives `close`.
     """
 
     can_batch_callers = True
@@ -76,9 +81,11 @@ class SentenceTransformersScorer(Closing):
         limit = model.max_seq_length
         self._max_tokens = limit if limit is not None and limit < _NO_LIMIT else None
         self._dtype = next((str(weight.dtype).removeprefix("torch.") for weight in model.parameters()), None)
-        self._tokens, self._cutting = _only_items_cut(model, self._max_tokens)
-        if self._tokens is not None:
-            # A pair in a chat template is longer than this would count.
+        self._tokens: PairTokenizer | None = None
+        tokenizer = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
+        # A pair in a chat template is longer than this would count.
+        if tokenizer is not None and self._max_tokens and "message" not in getattr(model, "modalities", ()):
+            self._tokens = PairTokenizer(tokenizer, max_tokens=self._max_tokens)
             self.tokens_of, self.cut = self._tokens.lengths, self._tokens.cut
         self._identity = require("torch", extra=_EXTRA).nn.Identity()
         self._model: Any = model
@@ -104,14 +111,17 @@ class SentenceTransformersScorer(Closing):
         with self._lock:
             if self._model is None:
                 raise closed(self._name)
+            cutting = {}
             if self._tokens is not None:
+                # A query that is too long is refused; the others stay whole.
                 self._tokens.texts(list({query.text: query for query, _ in pairs}.values()), [])
+                cutting = {"processing_kwargs": {"text": {"truncation": "only_second"}}}
             scores: FloatArray = self._model.predict(
                 [(query.text, item.text) for query, item in pairs],
                 batch_size=self._batch_size,
                 show_progress_bar=False,
                 activation_fn=self._identity,
-                **self._cutting,
+                **cutting,
             )
         return scores
 
@@ -162,7 +172,6 @@ class SentenceTransformersScorer(Closing):
 
 def _opened(folder: Path, *, device: str | None) -> Any:
     library = require("sentence_transformers", extra=_EXTRA)
-    check_names_no_code(folder)
     # By default a checkpoint in half precision is run in half precision, and its logits tie.
     whole = {"dtype": require("torch", extra=_EXTRA).float32}
     try:
@@ -174,13 +183,3 @@ def _opened(folder: Path, *, device: str | None) -> Any:
     if len(list(model.children())) == 1 and not made_for[0].endswith(("ForSequenceClassification", "ForCausalLM")):
         raise InputError(f"{folder} is a {made_for[0]}, not a cross-encoder: its head would be random.")
     return model
-
-
-def _only_items_cut(model: Any, max_tokens: int | None) -> tuple[PairTokenizer | None, dict[str, Any]]:
-    """What refuses queries that are too long, and the options of `predict` that keep the others whole."""
-    tokenizer = getattr(getattr(model, "tokenizer", None), "backend_tokenizer", None)
-    if tokenizer is None or max_tokens is None or "message" in getattr(model, "modalities", ()):
-        return None, {}
-    takes_more = "kwargs" in inspect.signature(model.predict).parameters
-    cutting = {"processing_kwargs": {"text": {"truncation": "only_second"}}} if takes_more else {}
-    return PairTokenizer(tokenizer, max_tokens=max_tokens), cutting

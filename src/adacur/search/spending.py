@@ -17,7 +17,7 @@ from adacur.errors import BudgetError
 from adacur.money import Money, Price
 from adacur.protocols import Items, Scorer
 from adacur.records import Pair, Query
-from adacur.scorers.prices import count_tokens, pairs_per_unit, price_of
+from adacur.scorers.metered import count_tokens, pairs_per_unit, price_of
 
 # Items whose tokens tell how many calls a budget pays for.
 PRICED_BEFOREHAND = 32

@@ -13,7 +13,7 @@ from adacur.errors import FileFormatError, InputError, StorageFull
 from adacur.extras.train import EmbHead, load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
 from adacur.scorers import TorchCrossEncoder, scorer
-from adacur.scorers.cross_encoders.padded_batches import PaddedBatches
+from adacur.scorers.cross_encoders.forwards import PaddedBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_emb, tiny_transformer
 

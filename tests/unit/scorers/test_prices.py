@@ -11,7 +11,7 @@ from adacur.errors import ScoreCountError
 from adacur.money import Price
 from adacur.protocols import ScorerCard
 from adacur.scorers import Cached, FunctionScorer, Metered, OnnxCrossEncoder, count_tokens, price_of
-from adacur.scorers.prices import units_of
+from adacur.scorers.metered import units_of
 
 QUERY = Query("q", "how long is this?")
 TEXTS = [

@@ -24,7 +24,7 @@ from adacur.errors import EmptyInput, FileFormatError, InputError, UnknownName
 from adacur.records import Item, Query
 from adacur.replay import Run
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.weights import json_in
+from adacur.scorers.cross_encoders.checkpoints import json_in
 from adacur.spelling import did_you_mean
 from adacur_lab.experiments.methods import Asked, method
 from adacur_lab.experiments.runner import Failure, evaluate, measured_run

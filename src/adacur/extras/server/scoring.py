@@ -26,7 +26,7 @@ from adacur.protocols import AsyncScorer, Items, PositionScorer, Scorer
 from adacur.records import Pair, Query
 from adacur.scorers.cached import past_cache
 from adacur.scorers.calling import ascore
-from adacur.scorers.prices import price_of
+from adacur.scorers.metered import price_of
 from adacur.scorers.wrapping import can_batch_callers, runs_side_by_side
 from adacur.scores import PairsAt, failure_of, score_pairs
 from adacur.store import Drift, drift_now

@@ -14,13 +14,13 @@ from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
     check_complete,
     checkpoint_folder,
+    json_in,
     quiet,
     read_model,
     read_pretrained,
     read_tokenizer,
 )
 from adacur.scorers.cross_encoders.pair_tokens import PairTemplate
-from adacur.scorers.cross_encoders.weights import json_in
 
 _PAPER_HEAD = EmbHead()
 

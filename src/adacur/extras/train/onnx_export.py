@@ -18,11 +18,9 @@ from adacur.extras.train.written_whole import written_whole
 from adacur.names import EMB_KEY
 from adacur.records import Item, Query
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, load_classifier, quiet
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, json_in, load_classifier, quiet, token_limit
 from adacur.scorers.cross_encoders.onnx import OnnxCrossEncoder
-from adacur.scorers.cross_encoders.token_limit import token_limit
 from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
-from adacur.scorers.cross_encoders.weights import json_in
 
 # Of different lengths: a graph that froze a size fails on them.
 _PROBES = [

@@ -24,10 +24,10 @@ from adacur.scorers.cross_encoders.checkpoints import (
     quiet,
     read_model,
     read_tokenizer,
+    token_limit,
 )
-from adacur.scorers.cross_encoders.padded_batches import PaddedBatches
+from adacur.scorers.cross_encoders.forwards import PaddedBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs, TokenTexts
-from adacur.scorers.cross_encoders.token_limit import token_limit
 
 # The place of a query, and the positions of its items, the relevant one first.
 PairExample = tuple[int, IntArray]

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from adacur.errors import InputError
-from adacur.scorers.cross_encoders.weights import weights_hash
+from adacur.scorers.cross_encoders.checkpoints import weights_hash
 from adacur.store.writing import write_atomically
 
 _PREFIX = "checkpoint-"

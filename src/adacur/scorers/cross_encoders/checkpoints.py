@@ -1,20 +1,58 @@
-"""Folders of transformers models: fetched, read silently."""
+"""Folders of models: fetched and read silently; their weights, settings, shape and limit of tokens."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from adacur.errors import FetchError, FileFormatError, InputError
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.readout import Readout
-from adacur.scorers.cross_encoders.weights import json_in
 
 Shape = Literal["pairs", "decoder", "other"]
+_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "adapter_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+)
+_WITHOUT_EFFECT = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "truncation",
+    "padding",
+}
+_USUAL_TOKENS, _NO_LIMIT = 512, 10**9
+_SAVED = "sentence_bert_config.json"
+# Their position embeddings start after the padding id, so that 514 of them hold 512 tokens.
+_POSITIONS_AFTER_PADDING = {
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
 
 
 def checkpoint_folder(name_or_folder: str | Path, *, onnx: bool = False) -> Path:
@@ -69,51 +107,16 @@ def shape_of(folder: Path) -> tuple[Shape, str]:
 
 def st_modules(folder: Path) -> list[tuple[str, str]]:
     """The modules of a sentence-transformers folder, type and path; none where it has no modules.json."""
-    named = [(str(module.get("type", "")), str(module.get("path") or "")) for module in _modules(folder)]
-    # A class of another package is not what its last name says.
-    return [(re.sub(r"^sentence_transformers\.(\w+\.)*", "", kind), path) for kind, path in named]
-
-
-def check_names_no_code(folder: Path) -> None:
-    """Refuse a sentence-transformers folder that names classes of other packages, or Python files in it.
-
-    Before version 6, sentence-transformers ran the code of a local folder without asking.
-    """
-    named: list[tuple[Path, object, str]] = [
-        (folder / "modules.json", module.get("type"), "sentence_transformers.") for module in _modules(folder)
-    ]
-    places = [str(module.get("path") or "") for module in _modules(folder)]
-    # A module may lie deeper, and behind a link of the hub's cache.
-    for path in sorted({*folder.glob("*/*config.json"), *folder.rglob("*config.json")}):
-        settings = json_in(path.parent, path.name)
-        types = settings.get("types")
-        places += map(str, types) if isinstance(types, dict) else ()
-        named += [(path, of, "sentence_transformers.") for of in (types.values() if isinstance(types, dict) else ())]
-        fields = (("activation_function", "torch."), ("tokenizer_class", "sentence_transformers."))
-        # Transformers has a field tokenizer_class too, which is a plain name.
-        named += [(path, settings[key], package) for key, package in fields if "." in str(settings.get(key) or "")]
-    if outside := [place for place in places if Path(place).is_absolute() or ".." in re.split(r"[/\\]", place)]:
-        raise InputError(f"The modules of a model lie in its folder; {folder} names {outside[0]!r}.")
-    for path, name, package in named:
-        if not str(name).startswith(package):
-            raise InputError(
-                f"A model's folder may name classes of sentence-transformers and torch; {path} names {name!r}, whose "
-                "code would be run. If you trust it, open the model yourself, with trust_remote_code=True, and give "
-                "the object to adacur.scorer or adacur.first_stages.SentenceTransformerEncoder."
-            )
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
     path = folder / "modules.json"
     if not path.is_file():
         return []
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FileFormatError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise FileFormatError(f"{path} must be a list of modules, each an object with its type; it is something else.")
-    return modules
+        named = [(str(module.get("type", "")), str(module.get("path") or "")) for module in modules]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{path} must be a list of modules, each an object with its type: {error}.") from error
+    # A class of another package is not what its last name says.
+    return [(re.sub(r"^sentence_transformers\.(\w+\.)*", "", kind), path) for kind, path in named]
 
 
 def architecture(folder: Path) -> str:
@@ -190,3 +193,128 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shows_progress:
             logging.enable_progress_bar()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a model's weights, those of its modules too."""
+    for name in ("*.safetensors", "pytorch_model*.bin"):
+        if files := [*folder.glob(name), *folder.glob(f"*_*/{name}")]:
+            return files
+    return []
+
+
+def weights_hash(files: Iterable[Path]) -> str:
+    """The first 32 hex digits of a SHA-256 over the files' content, in order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()[:32]
+
+
+def tensors_digest(tensors: Mapping[str, Any]) -> str:
+    """A SHA-256 of weights in memory, with their names, types and shapes."""
+    torch, digest = require("torch", extra="torch"), hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        # As bytes, since numpy has no bfloat16.
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def settings_hash(folder: Path, *, files: Iterable[str] = _FILES) -> str:
+    """A hash of the files that decide, with the weights, what a model makes of a text: `files` are their patterns.
+
+    JSON counts by its content, not by its layout.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in files for path in folder.glob(pattern)}):
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            content = json.dumps(with_effect(json_in(folder, path.name)), sort_keys=True).encode()
+        digest.update(f"{path.name} {len(content)} ".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def with_effect(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that tell of a folder's history, or that a scorer sets anew."""
+    return {name: value for name, value in settings.items() if name not in _WITHOUT_EFFECT}
+
+
+def json_in(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of a folder; empty where there is no such file."""
+    path = folder / name
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not valid JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+class TokenLimit(NamedTuple):
+    """The most tokens of a pair, and what says so: a file, "given" or "default"; None for the model's positions."""
+
+    tokens: int
+    origin: str | None = None
+
+
+def token_limit(
+    max_tokens: int | None,
+    *,
+    config: Mapping[str, Any],
+    tokenizer_length: float | None,
+    folder: Path | None = None,
+    usual: int | None = None,
+) -> TokenLimit:
+    """The limit given, by default the one that sentence-transformers would take, and never more than the positions.
+
+    `tokenizer_length` is the tokenizer's own limit; `usual` is the most that is taken unless more is given.
+    """
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and config.get("model_type") in _POSITIONS_AFTER_PADDING:
+        positions -= (config.get("pad_token_id") or 0) + 1
+    most = _length(positions)
+    lengths = {} if folder is None else {_SAVED: _saved_length(folder)}
+    lengths["tokenizer_config.json"] = _length(tokenizer_length)
+    file, length = next(((file, length) for file, length in lengths.items() if length is not None), (None, None))
+    if length is not None and (most is None or length < most):
+        found = TokenLimit(length, file)
+    else:
+        # Without any limit sentence-transformers cuts nothing, and one text of a megabyte ends a build.
+        found = TokenLimit(most) if most is not None else TokenLimit(_USUAL_TOKENS, "default")
+    if usual is not None and usual < found.tokens:
+        found = TokenLimit(usual, "default")
+    if max_tokens is None or max_tokens == found.tokens:
+        return found
+    largest = most or length or _NO_LIMIT
+    if not 1 <= max_tokens <= largest:
+        raise InputError(f"max_tokens must lie between 1 and the model's limit of {largest}; got {max_tokens}.")
+    return TokenLimit(max_tokens, "given")
+
+
+def folder_limit(max_tokens: int | None, folder: Path) -> TokenLimit:
+    """The limit of a model whose files alone are read."""
+    tokenizer = json_in(folder, "tokenizer_config.json")
+    length = tokenizer.get("model_max_length", tokenizer.get("max_len"))
+    return token_limit(max_tokens, config=json_in(folder, "config.json"), tokenizer_length=length, folder=folder)
+
+
+def _saved_length(folder: Path) -> int | None:
+    """The limit in the settings of a sentence-transformers folder, which come before the tokenizer's."""
+    if not (folder / "modules.json").is_file():
+        return None
+    saved = json_in(folder, _SAVED)
+    texts = saved.get("processing_kwargs") or {}
+    loading = saved.get("processor_kwargs") or saved.get("tokenizer_args") or {}
+    given = [(texts.get(part) or {}).get("max_length") for part in ("chat_template", "text", "common")]
+    lengths = map(_length, (*given, loading.get("model_max_length"), saved.get("max_seq_length")))
+    return next((length for length in lengths if length is not None), None)
+
+
+def _length(value: Any) -> int | None:
+    """A limit of tokens; tokenizers without one write 10^30, and XLNet has -1 positions."""
+    return int(value) if value is not None and 0 < value < _NO_LIMIT else None

@@ -19,11 +19,9 @@ from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.checkpoints import has_chat_template
+from adacur.scorers.cross_encoders.checkpoints import folder_limit, has_chat_template, settings_hash, weights_hash
 from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
-from adacur.scorers.cross_encoders.token_limit import folder_limit
-from adacur.scorers.cross_encoders.weights import settings_hash, weights_hash
 from adacur.scorers.wrapping import Closing, closed
 
 _INT8_OPERATORS = (

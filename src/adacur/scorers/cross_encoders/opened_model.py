@@ -11,21 +11,21 @@ from adacur.names import EMB_KEY, LOAD_EMB, named
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
     Shape,
+    TokenLimit,
     architecture,
     check_complete,
-    check_names_no_code,
     has_chat_template,
+    json_in,
     load_classifier,
     read_model,
     read_tokenizer,
     shape_of,
     st_modules,
+    token_limit,
 )
 from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, knows_pairs, no_place_for
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
-from adacur.scorers.cross_encoders.token_limit import TokenLimit, token_limit
-from adacur.scorers.cross_encoders.weights import json_in
 
 # A prompt as one gives it: itself, a text with {query} and {item}, or messages for the chat template.
 AnyPrompt = PairPrompt | str | Sequence[Mapping[str, str]]
@@ -61,8 +61,6 @@ def open_model(
 ) -> OpenedModel:
     """The model in a folder; `name` is what it is known by, and what is given takes the place of what it says."""
     read = None if readout is None else Readout.of(readout)
-    if st_modules(folder):
-        check_names_no_code(folder)
     if EMB_KEY in json_in(folder, "config.json"):
         if any(given is not None for given in (prompt, instruction, read)):
             raise InputError(

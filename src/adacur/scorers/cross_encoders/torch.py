@@ -19,13 +19,11 @@ from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Items, Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
 from adacur.requirements import require
-from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder
+from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, settings_hash, weight_files, weights_hash
 from adacur.scorers.cross_encoders.forwards import forward_of
-from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.opened_model import AnyPrompt, open_model
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenPairs
 from adacur.scorers.cross_encoders.readout import Readout
-from adacur.scorers.cross_encoders.weights import settings_hash, weight_files, weights_hash
 from adacur.scorers.wrapping import Closing, closed
 
 _log = logging.getLogger(__name__)
@@ -114,7 +112,6 @@ class TorchCrossEncoder(Closing):
             dtype=getattr(self._torch, self._dtype),
             pad_id=self._pad_id,
         )
-        self._tables = ItemTables(self._tokens)
         recorded = getattr(self._forward, "recorded", None)
         self._recorded: Any = None if recorded is None else recorded(device=self._device, pad_id=self._pad_id)
         # One forward at a time: two at once would need twice the memory and be no faster.
@@ -144,12 +141,12 @@ class TorchCrossEncoder(Closing):
     def score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
         """Scores of queries[query_of[i]] with the item at positions[i]; an item is read and tokenised once.
 
-        The scorer keeps the tokens that were used last, up to 256 MB of all collections together.
+        The scorer keeps the tokens that were used last, up to 256 MB.
         """
         # Before tokens are kept that nobody would free.
         self._check_open()
         distinct, item_of = np.unique(positions, return_inverse=True)
-        texts = self._tokens.texts_of(queries, self._tables.tokens(items, distinct))
+        texts = self._tokens.texts_of(queries, self._tokens.items_at(items, distinct))
         return self._scores(TokenPairs(texts, query_of, item_of), recorded=True)
 
     @property
@@ -188,7 +185,7 @@ class TorchCrossEncoder(Closing):
         """Free the model; the scorer cannot score any more."""
         with self._lock:
             self._forward = self._recorded = None
-            self._tables.clear()
+            self._tokens.forget()
             # A model may refer to itself.
             gc.collect()
             if self._device.type == "cuda":

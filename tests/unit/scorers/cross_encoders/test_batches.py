@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from adacur.extras.kernels.pair_batches import PairBatches
 from adacur.records import Item, Query
-from adacur.scorers.cross_encoders.padded_batches import PaddedBatches
+from adacur.scorers.cross_encoders.forwards import PaddedBatches
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, byte_level, tiny_tokenizer

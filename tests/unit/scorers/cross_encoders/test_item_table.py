@@ -13,7 +13,6 @@ from adacur.errors import ScorerFailed, TextTooLong
 from adacur.protocols import PositionScorer
 from adacur.records import Item, ItemList, Query
 from adacur.scorers import TorchCrossEncoder
-from adacur.scorers.cross_encoders.item_table import ItemTables
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, QUERIES, tiny_emb, tiny_tokenizer, tiny_transformer
 
@@ -33,8 +32,8 @@ class Counted(ItemList):
         return super().at(places)
 
 
-def tables(**options) -> ItemTables:
-    return ItemTables(PairTokenizer(tiny_tokenizer("bert"), max_tokens=64), **options)
+def tokenizer(**options) -> PairTokenizer:
+    return PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, **options)
 
 
 def everything(found) -> list:
@@ -42,44 +41,43 @@ def everything(found) -> list:
 
 
 def plainly(items, positions, **options) -> list:
-    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, **options)
-    return everything(tokens.items(ItemList.at(items, positions)))
+    return everything(tokenizer(**options).items(ItemList.at(items, positions)))
 
 
 def test_an_item_of_a_collection_is_read_once() -> None:
-    known, items, others = tables(), Counted(ITEMS), Counted(ITEMS[::-1])
+    known, items, others = tokenizer(), Counted(ITEMS), Counted(ITEMS[::-1])
     asked = np.array([3, 1, 3, 8])
-    assert everything(known.tokens(items, asked)) == plainly(items, asked)
+    assert everything(known.items_at(items, asked)) == plainly(items, asked)
     asked = np.array([8, 2, 1])
-    assert everything(known.tokens(items, asked)) == plainly(items, asked)
+    assert everything(known.items_at(items, asked)) == plainly(items, asked)
     assert sorted(items.read) == [1, 2, 3, 8]
-    assert everything(known.tokens(others, asked)) == plainly(others, asked)
+    assert everything(known.items_at(others, asked)) == plainly(others, asked)
 
 
 def test_limits_are_the_tokenizers() -> None:
     items = Counted([*ITEMS, Item("t", f"{'w2 ' * 9}w39 {'w3 ' * 9}")])
     asked = np.arange(len(items))
     for options in ({"max_item_tokens": 5}, {}):
-        known = ItemTables(PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, **options))
+        known = tokenizer(**options)
         for _ in range(2):
-            assert everything(known.tokens(items, asked)) == plainly(items, asked, **options)
+            assert everything(known.items_at(items, asked)) == plainly(items, asked, **options)
 
 
 def test_a_full_memory_forgets_the_oldest_and_answers_all_the_same() -> None:
     items = Counted([Item(str(n), "w1 " * 10) for n in range(20)])
-    known = tables(most_bytes=2000)
+    known = tokenizer(most_bytes=2000)
     for asked in (np.arange(start, start + 5) for start in (0, 5, 10, 2)):
-        assert everything(known.tokens(items, asked)) == plainly(items, asked)
+        assert everything(known.items_at(items, asked)) == plainly(items, asked)
     everyone = np.arange(20)
-    assert everything(known.tokens(items, everyone)) == plainly(items, everyone)
+    assert everything(known.items_at(items, everyone)) == plainly(items, everyone)
     assert known._known.n_bytes <= 2000
 
 
 def test_another_collection_in_the_place_of_a_dead_one_has_its_own_items() -> None:
-    known, asked = tables(), np.arange(3)
+    known, asked = tokenizer(), np.arange(3)
     for texts in (ITEMS, ITEMS[::-1], ITEMS[3:]):
         items = ItemList(texts)
-        assert everything(known.tokens(items, asked)) == plainly(items, asked)
+        assert everything(known.items_at(items, asked)) == plainly(items, asked)
         del items
         gc.collect()
 
@@ -94,17 +92,17 @@ def test_a_collection_that_allows_no_weak_reference_is_served_too() -> None:
         def at(self, positions):
             return [ITEMS[position] for position in positions]
 
-    known, asked = tables(), np.array([2, 5])
-    assert everything(known.tokens(Slotted(), asked)) == plainly(ItemList(ITEMS), asked)
+    known, asked = tokenizer(), np.array([2, 5])
+    assert everything(known.items_at(Slotted(), asked)) == plainly(ItemList(ITEMS), asked)
 
 
-def test_threads_share_a_table_that_forgets() -> None:
+def test_threads_share_a_memory_that_forgets() -> None:
     items = Counted([Item(str(n), f"w{n % 40} " * (n % 9 + 1)) for n in range(60)])
-    known = tables(most_bytes=3000)
+    known = tokenizer(most_bytes=3000)
 
     def asked(seed: int) -> bool:
         places = np.random.default_rng(seed).integers(0, 60, 7)
-        return everything(known.tokens(items, places)) == plainly(items, places)
+        return everything(known.items_at(items, places)) == plainly(items, places)
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(asked, range(40)))
@@ -140,8 +138,8 @@ def test_a_query_that_is_too_long_and_a_closed_scorer_keep_no_tokens(tmp_path) -
     with TorchCrossEncoder(tiny_transformer(tmp_path), device="cpu", name="mine") as scorer:
         with pytest.raises(TextTooLong):
             scorer.score_at(items, [Query("long", "w1 " * 60)], one, one)
-        held = scorer._tables
-    assert not len(held._known)
+        held = scorer._tokens
+    assert not any(isinstance(key, tuple) for key in held._known._kept)
     with pytest.raises(ScorerFailed):
         scorer.score_at(items, QUERIES, one, one)
     assert not len(held._known)

@@ -9,7 +9,6 @@ import tokenizers
 from adacur.data import fetch
 from adacur.errors import InputError, TextTooLong
 from adacur.records import Item, Query
-from adacur.scorers.cross_encoders import pair_tokens
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, tiny_tokenizer
 
@@ -93,9 +92,8 @@ def test_a_text_that_occurs_often_is_tokenised_once() -> None:
     assert len(pairs.texts.items) == len({item.text for item in ITEMS})
 
 
-def test_texts_seen_before_are_remembered_up_to_a_limit_and_make_the_same_pairs(monkeypatch) -> None:
-    monkeypatch.setattr(pair_tokens, "_BYTES_KNOWN", 3000)
-    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64)
+def test_texts_seen_before_are_remembered_up_to_a_limit_and_make_the_same_pairs() -> None:
+    tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64, most_bytes=3000)
     for pairs in (PAIRS[:6], PAIRS[3:9], PAIRS, PAIRS[:6]):
         fresh = PairTokenizer(tiny_tokenizer("bert"), max_tokens=64).pairs(pairs)
         known = tokens.pairs(pairs)

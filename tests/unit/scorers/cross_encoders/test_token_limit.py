@@ -12,7 +12,7 @@ from adacur.errors import InputError
 from adacur.extras.train import export_onnx
 from adacur.records import Item, Query
 from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder
-from adacur.scorers.cross_encoders.token_limit import token_limit
+from adacur.scorers.cross_encoders.checkpoints import token_limit
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
 library = pytest.importorskip("sentence_transformers")
