@@ -13,7 +13,7 @@ from adacur import AnchorIndex, Hits, Item, Query
 from adacur.first_stages import EncoderCard
 from adacur.search import search_options
 
-METHODS = ("gaussian", "adacur", "anncur", "axn", "rerank", "exact")
+METHODS = ("gaussian", "adacur", "anncur", "rerank", "exact")
 WORDS = ("red", "green", "blue", "round", "square", "heavy", "light", "ancient", "modern", "odd")
 
 
@@ -89,7 +89,7 @@ def found(index: AnchorIndex, asked: Sequence[str], *, method: str, **options: o
     """What searches find: ids, scores and rounds, and every position scored on the way, by its id."""
     k = 3
     limits = {} if method == "exact" else {"budget": 12}
-    limits |= {"rounds": 3} if method in ("gaussian", "adacur", "axn") else {}
+    limits |= {"rounds": 3} if method in ("gaussian", "adacur") else {}
     hits = index.search(asked, k, **search_options(index, method=method, **limits, **options))
     return [_told(one, index) for one in hits]
 

@@ -12,9 +12,9 @@ import argparse
 import numpy as np
 from score_folders import read_score_folder
 
-from adacur import AXN, AnchorIndex
-from adacur.model import EmbeddingRegression
+from adacur import AnchorIndex
 from adacur.replay import top_k_recall
+from adacur_lab.axn import AXN, EmbeddingRegression
 
 KS = (1, 10, 100)
 SETTINGS = [

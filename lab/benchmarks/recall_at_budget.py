@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Gaussian, Hits, Rerank
+from adacur import ANNCUR, AdaCUR, AnchorIndex, Exact, Gaussian, Hits, Rerank
 from adacur.data import read_qrels
-from adacur.model import EmbeddingRegression, Softmax, TopK, Uniform
+from adacur.model import Softmax, TopK, Uniform
 from adacur.protocols import Acquisition
 from adacur.replay import bootstrap_interval, judged_quality, top_k_recall
+from adacur_lab.axn import AXN, EmbeddingRegression
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.oracle import Oracle
 

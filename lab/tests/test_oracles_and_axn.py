@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import ANNCUR, AXN, AnchorIndex
+from adacur import ANNCUR, AnchorIndex
 from adacur.first_stages import Matrix
-from adacur.model import EmbeddingRegression, Softmax, TopK
+from adacur.model import Softmax, TopK
 from adacur.seeds import item_keys
+from adacur_lab.axn import AXN, EmbeddingRegression
 from adacur_lab.oracle import Oracle
 from tests.reference import literal
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from adacur.results import Hit, Hits, Trace
     from adacur.scorers import Cached, scorer
     from adacur.search import AnchorIndex, load
-    from adacur.search.methods import ANNCUR, AXN, AdaCUR, Exact, FirstOnly, Gaussian, Rerank
+    from adacur.search.methods import ANNCUR, AdaCUR, Exact, FirstOnly, Gaussian, Rerank
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ _NAMES_IN = {
     "scorers": ("Cached", "scorer"),
     "search": ("AnchorIndex", "load"),
     "extras.engines": ("search_in",),
-    "search.methods": ("ANNCUR", "AXN", "AdaCUR", "Exact", "FirstOnly", "Gaussian", "Rerank"),
+    "search.methods": ("ANNCUR", "AdaCUR", "Exact", "FirstOnly", "Gaussian", "Rerank"),
     "replay": ("tune",),
 }
 # Everything else is found where it lives, e.g. adacur.scorers.HttpScorer.
@@ -51,7 +51,6 @@ _ROOMS = ("data", "extras", "first_stages", "matching", "model", "replay", "scor
 
 __all__ = [
     "ANNCUR",
-    "AXN",
     "BM25",
     "AdaCUR",
     "AdacurError",

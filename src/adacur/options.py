@@ -54,7 +54,7 @@ OPTIONS = (
     Option("price", "What the scorer costs, such as '0.05 USD / 1M tokens'.", str, in_requests=False),
     Option(
         "method",
-        "gaussian, adacur (the paper's), anncur, axn, rerank, first (the first stage, 0 calls) or exact; default: "
+        "gaussian, adacur (the paper's), anncur, rerank, first (the first stage, 0 calls) or exact; default: "
         "gaussian, or rerank where the index has neither anchor queries nor dense vectors.",
         str,
         in_requests=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.model import EmbeddingRegression, GaussianModel, PseudoInverse
+from adacur.model import GaussianModel, PseudoInverse
 from tests.conftest import make_world
 
 EMBEDDINGS = np.random.default_rng(9).normal(size=(200, 16)).astype(np.float32)
@@ -24,9 +24,6 @@ APPROXIMATORS = [
     GaussianModel(embed_queries=embed_queries, locality=float("inf"), rescale=False),
     GaussianModel(noise=1e-5, rescale=False, centre=False),
     GaussianModel(embeddings=(100 * EMBEDDINGS).astype(np.int8), embedding_weight=2.0),
-    EmbeddingRegression(EMBEDDINGS, blend=0),
-    EmbeddingRegression(EMBEDDINGS, embed_queries=embed_queries),
-    EmbeddingRegression((100 * EMBEDDINGS).astype(np.int8), embed_queries=embed_queries, ridge=1e-6),
 ]
 
 

@@ -2,14 +2,12 @@
 
 from adacur.model.acquire import Softmax, TopK, Uniform
 from adacur.model.cur import PseudoInverse
-from adacur.model.embedding_regression import EmbeddingRegression
 from adacur.model.features import Features
 from adacur.model.gaussian_model import GaussianModel
 from adacur.model.rows import ItemFactors, PackedRows, Storage
 from adacur.model.scale import ScoreScale
 
 __all__ = [
-    "EmbeddingRegression",
     "Features",
     "GaussianModel",
     "ItemFactors",

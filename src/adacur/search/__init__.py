@@ -18,7 +18,6 @@ from adacur.search.filters import Filter
 from adacur.search.index import AnchorIndex
 from adacur.search.methods import (
     ANNCUR,
-    AXN,
     METHODS,
     AdaCUR,
     Exact,
@@ -36,7 +35,6 @@ from adacur.search.tuned import GaussianSettings, Tuning, TuningWarning
 
 __all__ = [
     "ANNCUR",
-    "AXN",
     "METHODS",
     "AdaCUR",
     "AnchorIndex",

@@ -133,7 +133,7 @@ class AnchorIndex:
         - `budget`: calls per query (as tuned by judgements, or 100; for `Exact()`, every item), or a `Budget` with a
           deadline;
         - `method`: `Gaussian(…)` (the default; `Rerank()` where there is nothing to predict from), `AdaCUR(…)`,
-          `ANNCUR(…)`, `AXN(…)`, `Rerank(…)`, `FirstOnly()` (0 calls) or `Exact()`; a name such as "rerank" is short for
+          `ANNCUR(…)`, `Rerank(…)`, `FirstOnly()` (0 calls) or `Exact()`; a name such as "rerank" is short for
           one with defaults;
         - `first`: what to start from: the name of a first stage, several joined by their ranks ("bm25+dense"), or an
           object (default: as tuned, or "bm25+dense", "dense", "bm25", "random", the first of these that it has);

@@ -14,7 +14,7 @@ from adacur.arrays import FloatArray
 from adacur.budget import is_whole
 from adacur.errors import BudgetError, InputError, ScorerFailed, UnknownName
 from adacur.model import PseudoInverse, TopK
-from adacur.protocols import Acquisition, AnchorScores, Approximator, ScorerCard
+from adacur.protocols import Acquisition, Approximator, ScorerCard
 from adacur.records import Pair
 from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS, Effort, check_effort
 from adacur.search.finish import Documents, FirstStageAlone, Floors
@@ -22,7 +22,6 @@ from adacur.search.plan import KeepPredictions, Model, Plan
 from adacur.search.stopping import Stop
 from adacur.search.tuned import default_settings
 from adacur.spelling import did_you_mean
-from adacur.store import AnchorTable
 
 if TYPE_CHECKING:
     from adacur.search.snapshot import Snapshot
@@ -130,28 +129,7 @@ class Gaussian(_Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Adaptive(_Checked):
-    """The options of `AdaCUR` and `AXN`."""
-
-    rounds: int = 5
-    seed: int = 0
-    approximator: Approximator | None = None
-    acquisition: Acquisition = field(default_factory=TopK)
-    first_batch: float | None = None
-    keep_predictions: KeepPredictions = False
-
-    def _in_rounds(self, base: Plan, anchors: AnchorScores, approximator: Approximator) -> Plan:
-        return replace(
-            base,
-            model=Model(anchors, approximator, self.keep_predictions),
-            acquisition=self.acquisition,
-            sizes=partial(in_rounds, rounds=self.rounds, first_batch=self.first_batch),
-            seed=self.seed,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaCUR(_Adaptive):
+class AdaCUR(_Checked):
     """Algorithm 1 of the paper: score a batch, predict the rest, score the most promising next, over several rounds.
 
     - `rounds`, `seed`: how many rounds, and the seed of the random draws;
@@ -163,29 +141,23 @@ class AdaCUR(_Adaptive):
     name: ClassVar[str] = "adacur"
     needs: ClassVar[tuple[str, ...]] = ("anchors",)
 
+    rounds: int = 5
+    seed: int = 0
     approximator: Approximator = field(default_factory=PseudoInverse)
+    acquisition: Acquisition = field(default_factory=TopK)
+    first_batch: float | None = None
+    keep_predictions: KeepPredictions = False
 
     def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
         """The base plan in rounds of predictions."""
         _check_anchors(self, source)
-        return self._in_rounds(base, source.anchors, self.approximator)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AXN(_Adaptive):
-    """Like `AdaCUR`, predicting from the dual encoder's item vectors alone: no anchor scores are used.
-
-    - `approximator`: an `EmbeddingRegression`; by default one on the vectors of the dense first stage;
-    - the other options: as for `AdaCUR`.
-    """
-
-    name: ClassVar[str] = "axn"
-    needs: ClassVar[tuple[str, ...]] = ("vectors",)
-
-    def plan(self, base: Plan, source: Snapshot, *, k: int) -> Plan:
-        """The base plan in rounds of predictions from item vectors."""
-        approximator = self.approximator or source.embedding_regression()
-        return self._in_rounds(base, AnchorTable.of_items(source.anchors.items), approximator)
+        return replace(
+            base,
+            model=Model(source.anchors, self.approximator, self.keep_predictions),
+            acquisition=self.acquisition,
+            sizes=partial(in_rounds, rounds=self.rounds, first_batch=self.first_batch),
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +251,8 @@ class FirstOnly:
         return replace(base, purse=replace(base.purse, calls=0), finish=(FirstStageAlone(), *steps))
 
 
-METHODS: Mapping[str, type[Gaussian | AdaCUR | ANNCUR | AXN | Rerank | FirstOnly | Exact]] = {
-    method.name: method for method in (Gaussian, AdaCUR, ANNCUR, AXN, Rerank, FirstOnly, Exact)
+METHODS: Mapping[str, type[Gaussian | AdaCUR | ANNCUR | Rerank | FirstOnly | Exact]] = {
+    method.name: method for method in (Gaussian, AdaCUR, ANNCUR, Rerank, FirstOnly, Exact)
 }
 
 
@@ -327,8 +299,8 @@ def with_effort(plan: Plan, effort: Effort, source: Snapshot, *, k: int) -> Plan
 def _check_anchors(method: AdaCUR | ANNCUR, source: Snapshot) -> None:
     if not source.anchors.anchor_queries and method.approximator == PseudoInverse():
         raise InputError(
-            f"Method {method.name!r} predicts from anchor queries, and this index has none. Use 'gaussian' or 'axn' "
-            "with a dense first stage, or 'rerank'."
+            f"Method {method.name!r} predicts from anchor queries, and this index has none. Use 'gaussian' with "
+            "a dense first stage, or 'rerank'."
         )
 
 

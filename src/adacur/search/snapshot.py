@@ -17,7 +17,7 @@ from adacur.budget import USUAL_CALLS
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR, parts_of
-from adacur.model import EmbeddingRegression, GaussianModel, PackedRows
+from adacur.model import GaussianModel, PackedRows
 from adacur.model.rank_slopes import RankSlopes
 from adacur.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vectors
 from adacur.records import ItemList, document_numbers
@@ -306,18 +306,6 @@ class Snapshot:
             features=stored.features if stored else None,
             device=device,
         )
-
-    @_cached
-    def embedding_regression(self) -> EmbeddingRegression:
-        """The regression on the dense first stage's vectors; an error where there are none."""
-        vectors = self.item_vectors()
-        if vectors is None or vectors.embed_queries is None:
-            raise InputError(
-                "Method 'axn' predicts from a dual encoder's vectors of all items, and this index has no such "
-                f"first stage; it has: {', '.join(self.first_stages)}. Build it with first=['dense'] and an "
-                "encoder, or pass approximator=EmbeddingRegression(…)."
-            )
-        return EmbeddingRegression(self._all_vectors(), embed_queries=vectors.embed_queries)
 
     def usual_fuse(self, card: ScorerCard | None, *, first: str) -> float:
         """The first stage's weight in the order where no search and no judgement names one.

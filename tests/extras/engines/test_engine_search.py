@@ -180,7 +180,7 @@ def test_metadata_filters_in_the_engine(there) -> None:
 
 
 def test_what_needs_a_prediction_of_every_item_is_refused_with_the_reason(there) -> None:
-    for method in ("adacur", "anncur", "axn", "exact", Gaussian(keep_predictions="last")):
+    for method in ("adacur", "anncur", "exact", Gaussian(keep_predictions="last")):
         with pytest.raises(InputError):
             there.search(QUERIES[0], 5, budget=400, method=method)
     with pytest.raises(UnknownName):

@@ -272,7 +272,6 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
     ({"queries": ["a"] * 33}, 422, "queries_over_limit"),
     ({"queries": ["a"], "stream": True}, 422, "invalid_request"),
     ({"query": "a", "method": "magic"}, 422, "invalid_request"),
-    ({"query": "a", "method": "axn"}, 422, "bad_input"),
     ({"query": "a", "method": "rerank", "first_batch": 0.9}, 422, "bad_input"),
     ({"query": "a", "method": "rerank", "rounds": 7}, 422, "bad_input"),
     ({"query": "a", "method": "exact", "seed": 5}, 422, "bad_input"),

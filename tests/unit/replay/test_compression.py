@@ -174,7 +174,7 @@ def test_what_a_crash_left_behind_is_cleared_and_never_read(path) -> None:
 def test_features_of_something_else_hinder_no_other_method(path) -> None:
     compress(path)
     of_something_else(path, "vectors")
-    for method in ("axn", "adacur", "rerank"):
+    for method in ("adacur", "rerank"):
         assert len(opened(path).search(WORLD.test[0], 10, budget=60, method=method)) == 10
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from adacur import AdaCUR
 from adacur.data import read_beir
 from adacur.errors import AdacurError, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, FIRST_STAGES
@@ -159,9 +160,13 @@ def test_a_folder_that_is_not_there_and_judgements_of_other_items_are_refused(pl
         evaluate(places, scorer=score, output=tmp_path / "out")
 
 
-def test_a_run_that_fails_stops_no_other(run_it) -> None:
-    done = run_it(methods=["axn", "rerank"])
-    assert [settings["method"] for settings, _ in done.failed] == ["axn", "axn"]
+def test_a_run_that_fails_stops_no_other(run_it, monkeypatch) -> None:
+    def failing(*given, **options):
+        raise InputError("no")
+
+    monkeypatch.setattr(AdaCUR, "plan", failing)
+    done = run_it(methods=["adacur", "rerank"])
+    assert [settings["method"] for settings, _ in done.failed] == ["adacur", "adacur"]
     assert [run.method for run in done.runs] == ["first", "rerank", "rerank"]
 
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur import AXN, AdaCUR, AnchorIndex, Budget, Dense, Gaussian
+from adacur import AdaCUR, AnchorIndex, Budget, Dense, Gaussian
 from adacur.errors import BudgetError, InputError, UnknownName
 from adacur.first_stages.encoders import EncoderCard
-from adacur.model import EmbeddingRegression, Uniform
+from adacur.model import Uniform
 from adacur.scorers import Metered
 from adacur.search import METHODS, method_named, plan_search, search_options
 
@@ -38,49 +38,13 @@ def dense_index(world) -> AnchorIndex:
     return AnchorIndex(world.index, scorer=Metered(world.scorer), first={"dense": dense})
 
 
-def test_axn_searches_with_the_dense_first_stage_s_vectors_and_no_anchor_scores(dense_index, world) -> None:
-    hits = dense_index.search(world.test, k=5, budget=40, method=AXN(keep_predictions="last"))
-    dense = dense_index.first_stage("dense")
-    by_hand = AnchorIndex(dense_index.anchors, scorer=world.scorer).search(
-        world.test,
-        5,
-        budget=40,
-        method=AdaCUR(
-            approximator=EmbeddingRegression(
-                world.item_embeddings.astype(np.float32), embed_queries=dense.vectors().embed_queries
-            )
-        ),
-        first=dense,
-    )
-    assert [found.ids for found in hits] == [found.ids for found in by_hand]
-    assert dense_index.scorer.calls == 40 * len(world.test)
-    settings = hits[0].trace.settings
-    assert (settings["method"], settings["anchors"], settings["first"]) == ("axn", 0, "dense")
-    assert settings["approximator"] == "EmbeddingRegression(blend=0.6, ridge=0.3)"
-    assert hits[0].approximate_scores.shape == (len(world.items),)
-
-
-def test_axn_takes_another_blend_as_an_object(dense_index, world) -> None:
-    approximator = EmbeddingRegression(world.item_embeddings, blend=0)
-    hits = dense_index.search(world.test[0], k=5, budget=40, method=AXN(approximator=approximator))
-    assert hits.trace.settings["approximator"] == "EmbeddingRegression(blend=0, ridge=0.3)"
-
-
-def test_axn_without_a_dual_encoder_says_what_to_do(world) -> None:
-    index = AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
-    with pytest.raises(InputError, match=r"first=\['dense'\]"):
-        index.search(world.test[0], k=5, budget=40, method="axn", first="noisy")
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_name_is_short_for_the_method_with_its_defaults(name) -> None:
     assert method_named(name) == METHODS[name]()
     assert METHODS[name].name == name
 
 
-@pytest.mark.parametrize(
-    ("name", "option"), [("rerank", "rounds"), ("anncur", "rounds"), ("exact", "seed"), ("axn", "split")]
-)
+@pytest.mark.parametrize(("name", "option"), [("rerank", "rounds"), ("anncur", "rounds"), ("exact", "seed")])
 def test_an_option_that_a_method_does_not_take_cannot_be_written(name, option) -> None:
     with pytest.raises(InputError, match=f"{name}.*{option}"):
         method_named(name, **{option: 1})

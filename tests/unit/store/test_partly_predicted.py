@@ -40,7 +40,7 @@ def test_the_scorer_is_recognised_by_scores_that_it_gave(built):
         load(built, sign=-1.0)
 
 
-@pytest.mark.parametrize("method", ["gaussian", "adacur", "anncur", "axn", "rerank"])
+@pytest.mark.parametrize("method", ["gaussian", "adacur", "anncur", "rerank"])
 def test_every_method_searches_it(built, method):
     query = Query("new", f"query {N_ANCHORS + 1}")
     hits = load(built).search(query, 5, budget=50, method=method)

@@ -8,12 +8,13 @@ from typing import Any
 
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import AnyStage, as_hits
-from adacur.model import EmbeddingRegression, GaussianModel, Softmax, TopK
+from adacur.model import GaussianModel, Softmax, TopK
 from adacur.replay import top_k_recall
 from adacur.results import Hits
-from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Exact, Rerank
+from adacur.search import ANNCUR, AdaCUR, AnchorIndex, Exact, Rerank
 from adacur.search.plan import KeepPredictions
 from adacur.spelling import did_you_mean
+from adacur_lab.axn import AXN, EmbeddingRegression
 from adacur_lab.experiments.held_out_splits import SPLITS, held_out_splits
 from adacur_lab.experiments.testbed import Testbed
 from adacur_lab.oracle import Oracle

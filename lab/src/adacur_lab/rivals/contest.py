@@ -16,8 +16,9 @@ from adacur.protocols import FirstStage
 from adacur.records import ItemList, Query
 from adacur.replay import top_k_recall
 from adacur.results import Hits
-from adacur.search import ANNCUR, AXN, AdaCUR, AnchorIndex, Gaussian, Rerank
+from adacur.search import ANNCUR, AdaCUR, AnchorIndex, Gaussian, Rerank
 from adacur.store import AnchorTable
+from adacur_lab.axn import AXN
 from adacur_lab.experiments import Testbed
 from adacur_lab.experiments.held_out_splits import held_out_splits
 from adacur_lab.known_vectors import KnownVectors
@@ -241,7 +242,7 @@ METHODS: Mapping[str, Contestant] = {
     "gar": Contestant("GAR", "pyterrier-adaptive", _GRAPH, _gar),
     "greedy": Contestant("greedy graph walk", "written here", f"{_GRAPH}, {_TUNED}", _greedy),
     "qdrant": Contestant("Qdrant's relevance feedback", "qdrant-edge-py", f"{_VECTORS}, {_TUNED}", _qdrant),
-    "axn": Contestant("AXN", _HERE, _VECTORS, _axn),
+    "axn": Contestant("AXN", "written here", _VECTORS, _axn),
     "anncur": Contestant("ANNCUR", _HERE, f"{_START}, 500 anchors × items", _anncur),
     "adacur": Contestant("the paper's ADACUR", _HERE, f"{_START}, 500 anchors × items", _adacur),
     "default-0": Contestant("adacur's default, no anchors", _HERE, _VECTORS, _ours(0), per_k=True),

@@ -5,7 +5,6 @@ const METHODS = {
   gaussian: ["adacur", "this library’s search: predicts with uncertainty, asks where a top item may hide"],
   adacur: ["the paper’s ADACUR", "predicts by a CUR decomposition that grows each round"],
   anncur: ["ANNCUR", "predicts once, from one fixed batch of items"],
-  axn: ["AXN", "predicts from text embeddings alone, without anchor scores"],
   rerank: ["Re-ranking", "the usual way: asks about the first stage’s best, and predicts nothing"],
   first: ["First stage alone", "asks the scorer nothing: the order and the scores are the first stage’s"],
   exact: ["Exact", "asks about every item; the budget does not bind it"],

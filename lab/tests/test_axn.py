@@ -1,11 +1,16 @@
+"""AXN, the rival."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from adacur import AdaCUR, AnchorIndex, Dense
 from adacur.errors import InputError
-from adacur.model import EmbeddingRegression
+from adacur.scorers import Metered
 from adacur.store import AnchorTable
+from adacur_lab.axn import AXN, EmbeddingRegression
+from adacur_lab.known_vectors import KnownVectors
 
 
 @pytest.fixture
@@ -104,3 +109,37 @@ def test_embeddings_of_other_items_or_of_another_dimension_are_refused(world) ->
         EmbeddingRegression(np.ones((200, 2)), embed_queries=lambda queries: np.ones((6, 3))).begin(
             world.index, world.test
         )
+
+
+def test_axn_searches_with_the_dense_first_stage_s_vectors_and_no_anchor_scores(world) -> None:
+    vectors = np.random.default_rng(2).normal(size=(len(world.test), world.item_embeddings.shape[1]))
+    known = KnownVectors(world.test, vectors.astype(np.float32))
+    # Items in another order than the index's: vectors belong to ids, not to rows.
+    ids = [item.id for item in reversed(world.items)]
+    dense_stage = Dense.from_embeddings(ids, world.item_embeddings[::-1], encoder=known)
+    dense_index = AnchorIndex(world.index, scorer=Metered(world.scorer), first={"dense": dense_stage})
+    hits = dense_index.search(world.test, k=5, budget=40, method=AXN(keep_predictions="last"))
+    dense = dense_index.first_stage("dense")
+    by_hand = AnchorIndex(dense_index.anchors, scorer=world.scorer).search(
+        world.test,
+        5,
+        budget=40,
+        method=AdaCUR(
+            approximator=EmbeddingRegression(
+                world.item_embeddings.astype(np.float32), embed_queries=dense.vectors().embed_queries
+            )
+        ),
+        first=dense,
+    )
+    assert [found.ids for found in hits] == [found.ids for found in by_hand]
+    assert dense_index.scorer.calls == 40 * len(world.test)
+    settings = hits[0].trace.settings
+    assert (settings["method"], settings["anchors"], settings["first"]) == ("axn", 0, "dense")
+    assert settings["approximator"] == "EmbeddingRegression(blend=0.6, ridge=0.3)"
+    assert hits[0].approximate_scores.shape == (len(world.items),)
+
+
+def test_axn_without_a_dual_encoder_is_refused(world) -> None:
+    index = AnchorIndex(world.index, scorer=world.scorer, first={"noisy": world.noisy_first()})
+    with pytest.raises(InputError):
+        index.search(world.test[0], k=5, budget=40, method=AXN(), first="noisy")

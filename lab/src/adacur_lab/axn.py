@@ -1,4 +1,4 @@
-"""AXN's approximation: a query's vector by regression of its exact scores on the items' embeddings.
+"""AXN, a rival: like ADACUR, but a query's vector is a regression of its exact scores on the items' embeddings.
 
 With V the embeddings of the items scored so far and s their scores, both centred,
 
@@ -11,6 +11,8 @@ No anchor query is used, so the index costs no scorer call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,8 +20,37 @@ from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.cur import Weights, linear_predictions
 from adacur.model.features import EmbedQueries, checked_embeddings, unit_vectors
-from adacur.protocols import AnchorScores
+from adacur.protocols import AnchorScores, Approximator
 from adacur.records import Query
+from adacur.search import AdaCUR
+from adacur.store import AnchorTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AXN(AdaCUR):
+    """Like `AdaCUR`, predicting from the dual encoder's item vectors alone: no anchor scores are used.
+
+    `approximator` is by default an `EmbeddingRegression` on the vectors of the dense first stage.
+    """
+
+    name: ClassVar[str] = "axn"
+    needs: ClassVar[tuple[str, ...]] = ("vectors",)
+
+    approximator: Approximator | None = None  # type: ignore[assignment]
+
+    def plan(self, base: Any, source: Any, *, k: int) -> Any:
+        """The base plan in rounds of predictions from item vectors."""
+        approximator = self.approximator or source.kept("axn", lambda: _of_dense(source))
+        made = AdaCUR.plan(replace(self, approximator=approximator), base, source, k=k)
+        assert made.model is not None
+        return replace(made, model=replace(made.model, anchors=AnchorTable.of_items(source.anchors.items)))
+
+
+def _of_dense(source: Any) -> EmbeddingRegression:
+    vectors = source.item_vectors()
+    if vectors is None or vectors.embed_queries is None:
+        raise InputError("AXN predicts from a dual encoder's vectors of all items: the index needs first=['dense'].")
+    return EmbeddingRegression(vectors.all_rows(), embed_queries=vectors.embed_queries)
 
 
 class EmbeddingRegression:
