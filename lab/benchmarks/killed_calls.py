@@ -217,7 +217,7 @@ def state(path: Path) -> dict[str, Any]:
     manifest = json.loads((folder.home / "manifest.json").read_text())
     for name in ("created", "packages", "digest"):
         manifest.pop(name, None)
-    parts = [record.pop("name", None) for record in manifest.get("parts", ())]
+    parts = manifest.pop("parts", ())
     files = {
         re.sub(r"parts/[0-9a-f]{16}/", "parts/*/", file.relative_to(path).as_posix())
         for file in path.rglob("*")

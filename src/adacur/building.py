@@ -164,10 +164,12 @@ def build(
     origin = Origin(id_field, text_fields, passages) if has_fields else None
 
     def complete(version: IndexFolder) -> dict[str, Any]:
-        options = {"encoder": dual, "progress": progress}
-        index_stages.write_first_stages(stages, items=version.items, home=version.home, **options)
-        opened = index_stages.open_first_stages(version.home, encoder=dual)
-        return {"first": store_at_rest(Snapshot(version, first=opened)), "fuse": None if fuse is None else float(fuse)}
+        with locked(version.home):
+            options = {"encoder": dual, "progress": progress}
+            index_stages.write_first_stages(stages, items=version.items, home=version.home, **options)
+            opened = index_stages.open_first_stages(version.home, encoder=dual)
+            names = {*version.manifest.first, *store_at_rest(Snapshot(version, first=opened))}
+        return {"first": tuple(sorted(names)), **({} if fuse is None else {"fuse": float(fuse)})}
 
     with Progress(progress) as report:
         folder = build_scores(
@@ -185,10 +187,6 @@ def build(
         )
         if not queries and not was_finished:
             _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).summary())
-    if was_finished:
-        folder = index_stages.add_first_stages(stages, folder, encoder=dual, progress=progress, fuse=fuse)
-        with locked(folder.home):
-            store_at_rest(Snapshot(folder, first=index_stages.open_first_stages(folder.home, encoder=dual)))
     how: dict[str, Any] = {"check": was_finished, "built": not was_finished, "drift": report.drift}
     index = open_folder(folder, scorer=opened, encoder=dual, **how)
     # A build that was killed after its last score is finished, and yet to be tuned.

@@ -159,14 +159,14 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
     if kind == "parts":
         path, file = one(PATHS).replace("{sandbox}", str(sandbox)), sorted(index.glob("versions/*/manifest.json"))[-1]
         at = int(rng.integers(len(json.loads(file.read_bytes())["parts"])))
-        _edit(file, lambda content: content["parts"][at].update(name=path))
+        _edit(file, lambda content: content["parts"].__setitem__(at, path))
         return f"part {path!r}"
     if kind == "stale":
         path, old = one(PATHS).replace("{sandbox}", str(sandbox)), index / "versions" / one(("1", "2", "99", "x"))
         if old.exists():
             shutil.rmtree(old)
         shutil.copytree(sorted((index / "versions").iterdir())[-1], old)
-        _edit(old / "manifest.json", lambda content: content["parts"][0].update(name=path))
+        _edit(old / "manifest.json", lambda content: content["parts"].__setitem__(0, path))
         return f"stale {old.name} part {path!r}"
     if kind == "link":
         there = [path for path in sorted(index.rglob("*")) if path != index]

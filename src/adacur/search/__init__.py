@@ -12,7 +12,6 @@ an index, `opening` loads one, `index_stages` keeps its first stages, `tuned` re
 from __future__ import annotations
 
 from adacur.search.asktell import AskTell
-from adacur.search.editing import Change, Edit
 from adacur.search.effort import EffortPoint, EffortRule
 from adacur.search.filters import Filter
 from adacur.search.index import AnchorIndex
@@ -32,6 +31,7 @@ from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search, search_options
 from adacur.search.relevance import Calibration, Relevance
 from adacur.search.tuned import GaussianSettings, Tuning, TuningWarning
+from adacur.store import Change, Edit
 
 __all__ = [
     "ANNCUR",

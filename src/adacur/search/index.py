@@ -24,14 +24,14 @@ from adacur.records import Item, ItemList, Query, as_queries, check_item
 from adacur.results import Hits
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search import rounds
-from adacur.search.editing import Edit, edit_index
+from adacur.search.editing import edit_index
 from adacur.search.finding import ABOUT, FindOptions, plan_find
 from adacur.search.index_stages import stages_in_memory
 from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.snapshot import Reopen, Snapshot
 from adacur.search.tuned import Tuning
-from adacur.store import AnchorTable, Drift, IndexFolder, On
+from adacur.store import AnchorTable, Drift, Edit, IndexFolder, On
 
 _MakePlan = Callable[[], Plan]
 

@@ -8,7 +8,6 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +77,6 @@ def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:
         raise damaged(folder, f"it was not made by adacur: {str(foreign[0])[:80]!r}")
 
 
-def check_room(folder: Path, *, n_items: int, n_anchors: int) -> None:
-    """Refuse counts that the database has no room for, before memory is taken for them."""
-    try:
-        size = (folder / DATABASE).stat().st_size
-    except OSError as error:
-        raise damaged(folder, str(error)) from error
-    if max(n_items, n_anchors) > size:
-        raise damaged(folder, f"its {size} bytes cannot hold {n_items} items and {n_anchors} anchor queries")
-
-
 def damaged(folder: Path, what: str) -> DamagedIndex:
     """The error for a database that cannot be read."""
     return DamagedIndex(
@@ -116,19 +105,11 @@ def reading(folder: Path) -> Iterator[None]:
         raise damaged(folder, str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What was written into a database: the number of items, and digests of ids and texts and of metadata."""
+def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> dict[str, Any]:
+    """Stream items and anchor queries into a new database in one transaction, and write the items' keys next to it.
 
-    n_items: int
-    items_digest: str
-    metadata_digest: str
-    anchors_digest: str
-    documents: int | None
-
-
-def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> Loaded:
-    """Stream items and anchor queries into a new database in one transaction, and write the items' keys beside it."""
+    Returns what a manifest says of them: `n_items`, `documents`, and the digests of ids with texts and of metadata.
+    """
     digest, metadata_digest = _fresh_digest(), _fresh_digest()
     count = 0
     latest = ""
@@ -165,8 +146,13 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> Loade
             keys[start : start + _KEYS_AT_ONCE] = item_keys(itertools.islice(ids, _KEYS_AT_ONCE))
         keys.flush()
     sync_path(folder / KEYS)
-    anchors_digest = digest_texts((query.id, query.text) for query in anchors)
-    return Loaded(count, digest.hexdigest(), metadata_digest.hexdigest(), anchors_digest, documents)
+    return {
+        "n_items": count,
+        "documents": documents,
+        "items_digest": digest.hexdigest(),
+        "metadata_digest": metadata_digest.hexdigest(),
+        "anchors_digest": digest_texts((query.id, query.text) for query in anchors),
+    }
 
 
 def _count_documents(connection: sqlite3.Connection) -> int | None:

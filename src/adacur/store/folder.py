@@ -17,7 +17,7 @@ from adacur.store.blocks import ScoreBlocks
 from adacur.store.database import DATABASE, connect, read_texts, reading
 from adacur.store.items import PartItems, StoredItems
 from adacur.store.manifest import CONTINUE, MANIFEST, PARTS, Manifest, read_manifest
-from adacur.store.parts import Layout, Part, exact_cells, live_blocks, read_parts
+from adacur.store.parts import Part, exact_cells, is_whole, live_blocks, read_parts
 from adacur.store.versions import Reading, hold_version
 from adacur.store.writing import LOCK, folder_at
 
@@ -31,13 +31,12 @@ class IndexFolder:
     """Items, anchor queries and anchor scores of one version, which stays as it is when the index changes.
 
     `home` is where the version keeps its first stages, tunings and features; `parts` are the folders that hold its
-    items and scores, as `layout` has them.
+    items and scores.
     """
 
     path: Path
     home: Path
     manifest: Manifest
-    layout: Layout
     parts: Sequence[Part]
     items: StoredItems | PartItems
     anchor_queries: tuple[Query, ...]
@@ -59,14 +58,12 @@ class IndexFolder:
             raise IncompleteIndex(
                 f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
             )
-        layout, parts = read_parts(folder, home, manifest)
-        return cls.of_parts(folder, layout, parts, manifest=manifest, home=home, held=held)
+        return cls.of_parts(folder, read_parts(folder, home, manifest), manifest=manifest, home=home, held=held)
 
     @classmethod
     def of_parts(
         cls,
         path: Path,
-        layout: Layout,
         parts: Sequence[Part],
         *,
         manifest: Manifest,
@@ -80,19 +77,19 @@ class IndexFolder:
             # Parts are never written to again, so handles need not stay open; a process has some thousand of them.
             store = StoredItems(part.folder, keep_open=len(parts) <= _PARTS_KEPT_OPEN)
             texts = _anchors_of(part.folder)
-            if (len(store), len(texts)) != (part.items, part.anchors):
+            brought = len(part.rows) * part.manifest.brings_items, len(part.columns) * part.manifest.brings_anchors
+            if (len(store), len(texts)) != brought:
                 raise DamagedIndex(
                     f"{part.folder / DATABASE} holds {len(store)} items and {len(texts)} anchor queries; the manifest "
-                    f"says {part.items} and {part.anchors}. Restore both from a copy, and keep the folder: its scores "
+                    f"says {brought[0]} and {brought[1]}. Restore both from a copy, and keep the folder: its scores "
                     "may be whole."
                 )
-            # Those that a part brings come last among those that it has scores for.
-            columns = part.columns[len(part.columns) - part.anchors :].tolist()
-            anchors += (query for column, query in zip(columns, texts, strict=True) if column >= 0)
-            if part.items:
+            anchors += (query for column, query in zip(part.columns, texts, strict=False) if column >= 0)
+            if part.manifest.brings_items:
                 stores.append(store)
-        items = stores[0] if layout.is_whole else PartItems(stores, [part.rows for part in parts if part.items])
-        return cls(path, home, manifest, layout, parts, items, tuple(anchors), held)
+        rows = [part.rows for part in parts if part.manifest.brings_items]
+        items = stores[0] if is_whole(parts) else PartItems(stores, rows)
+        return cls(path, home, manifest, parts, items, tuple(anchors), held)
 
     @property
     def version(self) -> int:
@@ -120,7 +117,7 @@ class IndexFolder:
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:
         """All scores as stored, block by block: the position of the first item, and (items, anchor queries)."""
-        if self.layout.is_whole:
+        if is_whole(self.parts):
             return iter(ScoreBlocks.open(self.parts[0].folder, self.parts[0].manifest))
         return live_blocks(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
 

@@ -17,7 +17,7 @@ from adacur.errors import NotAnIndex, OtherFormat
 from adacur.protocols import ScorerCard
 from adacur.store.writing import write_atomically
 
-FORMAT = 6
+FORMAT = 7
 MANIFEST = "manifest.json"
 VERSIONS = "versions"
 PARTS = "parts"
@@ -54,22 +54,6 @@ class Origin:
     passages: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartRecord:
-    """A folder within `parts`, and how many items and anchor queries came with it.
-
-    It has no name where nothing of it counts any more.
-    """
-
-    name: PartName | None
-    items: Count
-    anchors: Count
-
-    def __post_init__(self) -> None:
-        if not self.items + self.anchors:
-            raise ValueError(f"the part {self.name!r} brings neither items nor anchor queries")
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -82,13 +66,13 @@ def _packages() -> dict[str, str]:
 class Manifest:
     """A version of an index, or a part: the shape of its scores, who gave them, and digests of its texts.
 
-    A part has no `parts` of its own; its digests are of the items and anchor queries that it brings. Of a version,
-    `removed_anchors` are pairs of a place among the anchor queries of all parts and how many parts there were when it
-    was removed; those of items have a file, with the digest `removed_items`. `documents` counts those that the items
-    belong to, where any item names one; `cut` counts the items that are longer than the scorer takes, at most that many
-    after a removal, and is None where it could not be counted. `fuse` is the first stage's weight in the order of hits,
-    None where the scorer decides. `scores_digest` is of all scores that count, None in a build. `exact` is the digest
-    of the file that says which scores of a part the scorer gave, None where it gave them all.
+    A part has no `parts` of its own; its digests are of the items and anchor queries that it `brings`, texts and all.
+    Of a version, `places` is the digest of the file that says where rows and columns of its parts lie. `documents`
+    counts those that the items belong to, where any item names one; `cut` counts the items that are longer than the
+    scorer takes, at most that many after a removal, and is None where it could not be counted. `fuse` is the first
+    stage's weight in the order of hits, None where the scorer decides. `scores_digest` is of all scores that count,
+    None in a build. `exact` is the digest of the file that says which scores of a part the scorer gave, None where it
+    gave them all.
     """
 
     status: Literal["building", "complete"]
@@ -105,9 +89,10 @@ class Manifest:
     created: str = field(default_factory=_now)
     packages: Mapping[str, str] = field(default_factory=_packages)
     version: Size = 1
-    parts: tuple[PartRecord, ...] = ()
-    removed_items: str | None = None
-    removed_anchors: tuple[tuple[Count, Count], ...] = ()
+    parts: tuple[PartName, ...] = ()
+    places: str | None = None
+    brings_items: bool = True
+    brings_anchors: bool = True
     origin: Origin | None = None
     documents: int | None = None
     cut: int | None = None

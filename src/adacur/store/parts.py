@@ -1,17 +1,15 @@
-"""What a version of an index is made of: parts that only append items or anchor queries, and what was removed of them.
+"""What a version of an index is made of: parts, which are rectangles of scores and never written to again.
 
-One that brings items has their scores for the anchor queries that counted when it came; one that brings anchor queries
-has their scores for the items that counted then. So of every score that counts there is exactly one, whatever was
-removed in between.
+A part that brings items has their scores for the anchor queries that counted when it came; one that brings anchor
+queries has their scores for the items that counted then. A version says where the rows and columns of each part lie in
+it, or that they were removed, so that of every score that counts there is exactly one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,196 +18,121 @@ from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.data.stored import read_array
 from adacur.errors import DamagedIndex
 from adacur.store.blocks import ScoreBlocks, largest_block
-from adacur.store.database import check_room
-from adacur.store.manifest import PARTS, Manifest, PartRecord, manifest_in
+from adacur.store.manifest import PARTS, Manifest, manifest_in
 from adacur.store.writing import damage_reported, digest_file, sync_path
 
-REMOVED = "removed.npy"
+PLACES = "places.npy"
 EXACT = "exact.npy"
-_COUNTS = np.iinfo(np.int32).max
-
-
-@dataclass(frozen=True, eq=False)
-class Axis:
-    """Items or anchor queries in the order in which they came, those that were removed included.
-
-    `added` counts those that each part brought. `until` has for each how many parts there were when it was removed,
-    and a number larger than that while it counts.
-    """
-
-    added: tuple[int, ...]
-    until: IntArray
-
-    @classmethod
-    def of(cls, added: Sequence[int], removed: IntArray) -> Axis:
-        """From rows of (place, how many parts there were when it was removed), in the order of the places."""
-        until: IntArray = np.full(sum(added), _COUNTS, dtype=np.int32)
-        places, stamps = removed.T
-        if len(removed) and not (places[0] >= 0 and places[-1] < len(until) and (np.diff(places) > 0).all()):
-            raise ValueError("what is removed must be there, and each place be named once, in order")
-        came = np.searchsorted(np.cumsum(added), places, side="right")
-        if not ((came < stamps) & (stamps <= len(added))).all():
-            raise ValueError("what is removed must have come before")
-        until[places] = stamps
-        return cls(tuple(added), until)
-
-    def grown(self, n: int) -> Axis:
-        """With one more part, which brings n."""
-        return Axis((*self.added, n), np.concatenate([self.until, np.full(n, _COUNTS, dtype=np.int32)]))
-
-    def without(self, positions: IntArray) -> Axis:
-        """Less those at these positions of the version."""
-        until = self.until.copy()
-        until[np.flatnonzero(self.counts)[positions]] = len(self.added)
-        return replace(self, until=until)
-
-    @property
-    def counts(self) -> BoolArray:
-        """Which are in the version."""
-        return np.asarray(self.until == _COUNTS)
-
-    @property
-    def removed(self) -> IntArray:
-        """Rows of (place, how many parts there were when it was removed)."""
-        places = np.flatnonzero(~self.counts)
-        return np.stack([places, self.until[places].astype(np.int64)], axis=1)
-
-    @cached_property
-    def _positions(self) -> IntArray:
-        return np.where(self.counts, np.cumsum(self.counts) - 1, -1)
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return [0, *itertools.accumulate(self.added)]
-
-    def brought_by(self, part: int) -> IntArray:
-        """The positions in the version of what a part brought, -1 for what was removed since."""
-        return self._positions[self._ends[part] : self._ends[part + 1]]
-
-    def held_by(self, part: int) -> IntArray:
-        """The same of what a part has scores of: what it brought, or else all that counted when it came."""
-        if self.added[part]:
-            return self.brought_by(part)
-        before = self._ends[part]
-        return self._positions[:before][self.until[:before] > part]
+_PLACE = np.int32
+_REMEDY = "Restore the folder from a copy."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """A folder of scores. `rows` and `columns` are the positions that its items and anchor queries have in the version,
-    -1 for what was removed; both ascend. `items` and `anchors` count those that it brings, the texts of which it has.
+    -1 for what was removed; both ascend.
     """
 
     folder: Path
     manifest: Manifest
     rows: IntArray
     columns: IntArray
-    items: int
-    anchors: int
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """The parts of a version, in the order in which they came; a part of which nothing counts has no name."""
-
-    names: tuple[str | None, ...]
-    items: Axis
-    anchors: Axis
 
     @classmethod
-    def of(
-        cls,
-        records: Sequence[PartRecord],
-        removed_items: IntArray | None = None,
-        removed_anchors: IntArray | None = None,
-    ) -> Layout:
-        """As a manifest has it."""
-        none = np.empty((0, 2), dtype=np.int64)
-        items = Axis.of([record.items for record in records], none if removed_items is None else removed_items)
-        anchors = Axis.of([record.anchors for record in records], none if removed_anchors is None else removed_anchors)
-        return cls(tuple(record.name for record in records), items, anchors)
-
-    def grown(self, name: str, *, n_items: int = 0, n_anchors: int = 0) -> Layout:
-        """With one more part, of new items or of new anchor queries."""
-        return Layout((*self.names, name), self.items.grown(n_items), self.anchors.grown(n_anchors))
-
-    def without(self, *, items: IntArray | None = None, anchors: IntArray | None = None) -> Layout:
-        """Less the items or anchor queries at these positions of the version."""
-        left = self.items if items is None else self.items.without(items)
-        asked = self.anchors if anchors is None else self.anchors.without(anchors)
-        return Layout(self.names, left, asked)
+    def after(cls, parts: Sequence[Part], folder: Path) -> Part:
+        """The part in a folder, added to these: what it brings comes last, and the rest is all that counts."""
+        manifest, (n_items, n_anchors) = manifest_in(folder), shape_of(parts)
+        rows = np.arange(manifest.n_items, dtype=_PLACE) + _PLACE(n_items * manifest.brings_items)
+        columns = np.arange(manifest.n_anchors, dtype=_PLACE) + _PLACE(n_anchors * manifest.brings_anchors)
+        return cls(folder, manifest, rows, columns)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is one part of which everything counts."""
-        return len(self.names) == 1 and bool(self.items.counts.all() and self.anchors.counts.all())
+    def shape(self) -> tuple[int, int]:
+        """How many of its items and anchor queries count."""
+        return int(np.count_nonzero(self.rows >= 0)), int(np.count_nonzero(self.columns >= 0))
 
-    def needs(self, part: int) -> bool:
-        """Whether anything counts that a part brought."""
-        return bool((self.items.brought_by(part) >= 0).any() or (self.anchors.brought_by(part) >= 0).any())
-
-    def records(self) -> tuple[PartRecord, ...]:
-        """What the manifest of the version says of them."""
-        return tuple(
-            PartRecord(name if self.needs(part) else None, self.items.added[part], self.anchors.added[part])
-            for part, name in enumerate(self.names)
-        )
-
-    def parts(self, index: Path) -> list[Part]:
-        """The parts of which anything counts."""
-        return [
-            Part(
-                index / PARTS / name,
-                manifest_in(index / PARTS / name),
-                self.items.held_by(part),
-                self.anchors.held_by(part),
-                self.items.added[part],
-                self.anchors.added[part],
-            )
-            for part, name in enumerate(self.names)
-            if name is not None and self.needs(part)
-        ]
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything counts that it brought: the texts of items or of anchor queries."""
+        n_items, n_anchors = self.shape
+        return bool((self.manifest.brings_items and n_items) or (self.manifest.brings_anchors and n_anchors))
 
 
-def read_parts(index: Path, home: Path, manifest: Manifest) -> tuple[Layout, list[Part]]:
-    """How a version is laid out, and its parts; refused where they do not fit, before memory is taken for them."""
-    file = home / REMOVED
+def shape_of(parts: Sequence[Part]) -> tuple[int, int]:
+    """How many items and anchor queries there are in a version of these parts."""
+    n_items = sum(part.shape[0] for part in parts if part.manifest.brings_items)
+    return n_items, sum(part.shape[1] for part in parts if part.manifest.brings_anchors)
+
+
+def is_whole(parts: Sequence[Part]) -> bool:
+    """Whether a version is one part of which nothing was removed."""
+    return len(parts) == 1 and parts[0].shape == (len(parts[0].rows), len(parts[0].columns))
+
+
+def without(
+    parts: Sequence[Part], *, items: Sequence[int] | IntArray = (), anchors: Sequence[int] | IntArray = ()
+) -> list[Part]:
+    """Parts less the items and anchor queries at these positions; one of which nothing counts any more is left out."""
+    n_items, n_anchors = shape_of(parts)
+    rows, columns = _positions_without(items, n_items), _positions_without(anchors, n_anchors)
+    fewer = [replace(part, rows=rows[part.rows], columns=columns[part.columns]) for part in parts]
+    return [part for part in fewer if part.is_needed]
+
+
+def _positions_without(gone: Sequence[int] | IntArray, n: int) -> IntArray:
+    """Where n positions lie once some have gone: -1 for these, and at the end for what went before."""
+    left = np.ones(n + 1, dtype=np.bool_)
+    left[np.append(np.asarray(gone, dtype=np.intp), n)] = False
+    return np.where(left, np.cumsum(left, dtype=_PLACE) - 1, -1).astype(_PLACE, copy=False)
+
+
+def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
+    """The parts of a version; refused where they do not fit, before memory is taken for them."""
+    file = home / PLACES
     with damage_reported(str(file)):
-        removed = read_array(file, kind="i", ndim=2).astype(np.int64)
-        asked = np.array(manifest.removed_anchors, dtype=np.int64).reshape(-1, 2)
-        if removed.shape[1] != 2 or digest_file(file) != manifest.removed_items:
+        # Whatever manifests count, this file must have room for it.
+        places = read_array(file, kind="i").astype(_PLACE, copy=False)
+        if digest_file(file) != manifest.places:
             raise ValueError("its content is not what was written")
-    records = manifest.parts
-    names = [record.name for record in records if record.name is not None]
-    # Files have room for what a part counts, once: a manifest could name a part a million times.
-    if len(set(names)) < len(names):
-        raise DamagedIndex(f"{home} names one of its parts more than once. Restore the folder from a copy.")
-    for record in records:
-        if record.name is not None:
-            check_room(index / PARTS / record.name, n_items=record.items, n_anchors=record.anchors)
-    n_gone = sum(record.items for record in records if record.name is None)
-    counted = sum(record.items for record in records) - len(removed), sum(one.anchors for one in records) - len(asked)
-    if counted != (manifest.n_items, manifest.n_anchors) or n_gone > len(removed):
+    parts: list[Part] = []
+    for name in manifest.parts:
+        folder = index / PARTS / name
+        about = manifest_in(folder)
+        rows, columns, places = np.split(places, [about.n_items, about.n_items + about.n_anchors])
+        if (len(rows), len(columns)) != (about.n_items, about.n_anchors):
+            raise DamagedIndex(f"{file} has no room for the part {name} of {home}. {_REMEDY}")
+        parts.append(Part(folder, about, rows, columns))
+    if len(places) or not _hold_once(parts, manifest.n_items, manifest.n_anchors):
         raise DamagedIndex(
-            f"The parts of {home} hold {counted[0]} items × {counted[1]} anchor queries, and its manifest counts "
-            f"{manifest.n_items} × {manifest.n_anchors}. Restore the folder from a copy."
+            f"The parts of {home} do not make up the {manifest.n_items} items × {manifest.n_anchors} anchor queries "
+            f"that its manifest counts. {_REMEDY}"
         )
-    with damage_reported(f"What {home} says of its parts"):
-        layout = Layout.of(records, removed, asked)
-        parts = layout.parts(index)
-    lacking = any(name is None and layout.needs(number) for number, name in enumerate(layout.names))
-    if lacking or any(
-        (len(part.rows), len(part.columns)) != (part.manifest.n_items, part.manifest.n_anchors) for part in parts
+    return parts
+
+
+def _hold_once(parts: Sequence[Part], n_items: int, n_anchors: int) -> bool:
+    """Whether parts bring each item and anchor query of a version once, in order, and hold as many scores as it has."""
+    n_scores = sum(n * width for n, width in (part.shape for part in parts))
+    if (*shape_of(parts), n_scores) != (n_items, n_anchors, n_items * n_anchors):
+        return False
+    for n, axis in (
+        (n_items, [(part.rows, part.manifest.brings_items) for part in parts]),
+        (n_anchors, [(part.columns, part.manifest.brings_anchors) for part in parts]),
     ):
-        raise DamagedIndex(f"What {home} says of its parts does not fit them. Restore the folder from a copy.")
-    return layout, parts
+        live = [(places[places >= 0], brings) for places, brings in axis]
+        if any((places[1:] <= places[:-1]).any() or places.max(initial=-1) >= n for places, _ in live):
+            return False
+        brought = [places for places, brings in live if brings]
+        if not np.array_equal(np.concatenate([*brought, np.empty(0, dtype=_PLACE)]), np.arange(n, dtype=_PLACE)):
+            return False
+    return all(places.min(initial=-1) >= -1 for part in parts for places in (part.rows, part.columns))
 
 
-def write_removed_items(home: Path, items: Axis) -> str:
-    """Write which items were removed, and give the digest; anchor queries are few, and the manifest has them."""
-    np.save(home / REMOVED, items.removed)
-    sync_path(home / REMOVED)
-    return digest_file(home / REMOVED)
+def write_places(home: Path, parts: Sequence[Part]) -> str:
+    """Write where the rows and columns of each part lie in a version; the digest of the file."""
+    np.save(home / PLACES, np.concatenate([places for part in parts for places in (part.rows, part.columns)]))
+    sync_path(home / PLACES)
+    return digest_file(home / PLACES)
 
 
 def live_blocks(
@@ -225,9 +148,12 @@ def live_blocks(
     height = largest_block(n_anchors, dtype)
     sources = [_PartScores(part) for part in parts if (part.columns >= 0).any()]
     for start in range(first, n_items, height):
-        values = np.empty((min(height, n_items - start), n_anchors), dtype=dtype)
+        values = np.full((min(height, n_items - start), n_anchors), np.nan, dtype=dtype)
         for source in sources:
             source.fill(values, start)
+        if np.isnan(values).any():
+            # As many scores as are needed may still lie twice in one place and nowhere in another.
+            raise DamagedIndex(f"No part has the scores of an item from position {start} on. {_REMEDY}")
         yield start, values
 
 
@@ -278,7 +204,7 @@ def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolA
 
 def digest_items(parts: Iterable[Part]) -> str:
     """A digest of the items of several parts."""
-    return _digest((part.manifest.items_digest, part.rows) for part in parts if part.items)
+    return _digest((part.manifest.items_digest, part.rows) for part in parts if part.manifest.brings_items)
 
 
 def digest_scores(parts: Iterable[Part]) -> str:

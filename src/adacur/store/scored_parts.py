@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,20 +16,18 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
-from adacur.errors import AdacurError, DamagedIndex, ScorerError, ScorerFailed
+from adacur.errors import AdacurError, DamagedIndex, EmptyInput, ScorerError, ScorerFailed
 from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
 from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block, usual_block
-from adacur.store.database import Loaded, connect, digest_recorded, load, seal
+from adacur.store.database import connect, digest_recorded, load, seal
 from adacur.store.estimate import Estimate, count_cut
 from adacur.store.executor import WorkersLost
-from adacur.store.items import StoredItems
-from adacur.store.manifest import MANIFEST, Manifest, manifest_in, write_manifest
+from adacur.store.manifest import Manifest, manifest_in, write_manifest
 from adacur.store.parts import EXACT
 from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.store.progress import Progress
-from adacur.store.source import comparable
 from adacur.store.workers import On, executor_for
 from adacur.store.writing import digest_file, sync_path
 
@@ -70,85 +67,62 @@ class Scoring:
     block_items: int | None = None
     progress: Progress = field(default_factory=Progress)
 
-    def block_size(self, items: Items, anchors: Sequence[Query]) -> int:
-        """The items of a block."""
-        n_items, n_anchors = len(items), len(anchors)
-        if anchors:
-            pairs = n_items * n_anchors
-            size = Estimate(n_items, n_anchors, pairs, bytes=pairs * np.dtype(self.dtype).itemsize)
-            _log.info("%s", size.summary())
-        return self.block_items or usual_block(n_items, n_anchors, self.dtype)
+
+def begin_part(
+    part: Path,
+    items: Iterable[Item],
+    anchors: Sequence[Query],
+    *,
+    dtype: str,
+    there: Items | None = None,
+    brings_anchors: bool = True,
+    block_items: int | None = None,
+    **facts: Any,
+) -> Manifest:
+    """Begin a part: the texts that it brings, an array without scores, and a manifest, which comes last.
+
+    It brings these items, or scores for those that are `there`.
+    """
+    part.mkdir(parents=True)
+    loaded = load(part, items, anchors if brings_anchors else ())
+    brought = loaded.pop("n_items")
+    n_items = brought if there is None else len(there)
+    if not n_items:
+        raise EmptyInput("There are no items. Give at least one.")
+    size = min(n_items, block_items or usual_block(n_items, len(anchors), dtype))
+    about: dict[str, Any] = loaded | {"brings_items": there is None, "brings_anchors": brings_anchors} | facts
+    manifest = Manifest("building", n_items, len(anchors), dtype, size, **about)  # type: ignore[arg-type]
+    ScoreBlocks.create(part, manifest)
+    write_manifest(part, manifest)
+    sync_path(part.parent)
+    return manifest
 
 
 def write_part(
     part: Path,
-    items: Items,
+    items: Iterable[Item],
     anchors: Sequence[Query],
     rows: Callable[[int, int], FloatArray],
     *,
     dtype: str,
-    card: ScorerCard | None,
-    brings_items: bool = True,
     exact: BoolArray | None = None,
-    cut: int | None = None,
+    **facts: Any,
 ) -> Manifest:
     """Write a part from `rows(start, stop)`: known scores of items in these positions, (items, anchor queries).
 
     `exact`, of the shape of the scores, is false where one was predicted.
     """
-    part.mkdir(parents=True)
-    loaded = load(part, items if brings_items else (), anchors)
-    block_items = min(len(items), largest_block(len(anchors), dtype))
-    facts: dict[str, Any] = {"cut": cut}
+    manifest = begin_part(part, items, anchors, dtype=dtype, block_items=largest_block(len(anchors), dtype), **facts)
     if exact is not None and not exact.all():
         np.save(part / EXACT, exact)
         sync_path(part / EXACT)
-        facts["exact"] = digest_file(part / EXACT)
-    manifest = begin_part(part, loaded, len(items), len(anchors), dtype, block_items, scorer=card, **facts)
+        manifest = replace(manifest, exact=digest_file(part / EXACT))
     blocks = ScoreBlocks.open(part, manifest, writable=True)
     with contextlib.closing(connect(part, writable=True)) as connection:
         for number in range(manifest.n_blocks):
             some = manifest.block(number)
             _store(blocks, connection, number, _Scored(rows(some.start, some.stop), 0))
     return _seal(blocks, manifest, exact=exact)
-
-
-def new_part(
-    part: Path, scoring: Scoring, anchors: Sequence[Query], *, items: Iterable[Item] = (), there: Items | None = None
-) -> Manifest:
-    """Score new items against all anchor queries, or the items that are `there` against new ones, as a part.
-
-    An interrupted call goes on where it stopped.
-    """
-    if not (part / MANIFEST).exists():
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        loaded = load(part, items, () if there is None else anchors)
-        scored = StoredItems(part, keep_open=False) if there is None else there
-        size = len(scored), len(anchors), scoring.dtype, scoring.block_size(scored, anchors)
-        begin_part(part, loaded, *size, scorer=scoring.scorer.card, seed=scoring.seed)
-    return score_part(part, scoring, anchors, StoredItems(part, keep_open=False) if there is None else there)
-
-
-def begin_part(
-    part: Path, loaded: Loaded, n_items: int, n_anchors: int, dtype: str, block_items: int, **facts: Any
-) -> Manifest:
-    """An array without scores, and a manifest, which comes last."""
-    manifest = Manifest(
-        "building",
-        n_items,
-        n_anchors,
-        dtype,  # type: ignore[arg-type]  # it was checked
-        block_items,
-        items_digest=loaded.items_digest,
-        anchors_digest=loaded.anchors_digest,
-        metadata_digest=loaded.metadata_digest,
-        **facts,
-    )
-    ScoreBlocks.create(part, manifest)
-    write_manifest(part, manifest)
-    sync_path(part.parent)
-    return manifest
 
 
 def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: Items) -> Manifest:
@@ -162,8 +136,7 @@ def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: It
         if not same_scorer(manifest.scorer, scoring.scorer.card):
             scoring.progress.drift = _recognise(blocks, connection, anchors, items, scoring.scorer)
         _score_blocks(blocks, connection, scoring, anchors, items)
-    brings = StoredItems(part, keep_open=False)
-    return _seal(blocks, manifest, cut=count_cut(scoring.scorer, anchors, brings) if len(brings) else None)
+    return _seal(blocks, manifest, cut=count_cut(scoring.scorer, anchors, items) if manifest.brings_items else None)
 
 
 def _seal(blocks: ScoreBlocks, manifest: Manifest, *, exact: BoolArray | None = None, **facts: Any) -> Manifest:
@@ -224,6 +197,11 @@ def _scoring_elsewhere(
     return _scoring(scorer, anchors=anchors, dtype=dtype)
 
 
+def comparable(card: ScorerCard) -> ScorerCard:
+    """A card without what may differ between the machines of one build."""
+    return replace(card, source=None, arithmetic=card.arithmetic if card.saturates else None)
+
+
 def _score_blocks(
     blocks: ScoreBlocks,
     connection: sqlite3.Connection,
@@ -244,6 +222,9 @@ def _score_blocks(
     progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
     if not left:
         return
+    if not done:
+        size = Estimate(len(items), len(anchors), pairs, bytes=pairs * np.dtype(scoring.dtype).itemsize)
+        _log.info("%s", size.summary())
     what: dict[str, Any] = {"anchors": anchors, "dtype": scoring.dtype}
     there = functools.partial(_scoring_elsewhere, card=scoring.scorer.card, **what)
     here = _scoring(scoring.scorer, **what)

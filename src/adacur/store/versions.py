@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adacur.errors import NotAnIndex
 from adacur.store.manifest import MANIFEST, PARTS, VERSIONS, Manifest, home_of, manifest_in, read_manifest
-from adacur.store.parts import REMOVED
+from adacur.store.parts import PLACES
 from adacur.store.writing import LOCK, check_inside, check_no_links, locked
 
 MODEL = "model"
@@ -63,7 +63,7 @@ def _without_readers(home: Path) -> Iterator[bool]:
 def _locked_file(home: Path, *, exclusive: bool) -> int:
     """The descriptor of a version's lock, held until it is closed; OSError where it is not to be had."""
     # A file that is written once and never replaced: a lock on the manifest would be lost with the old one.
-    descriptor = os.open(home / REMOVED, os.O_RDONLY)
+    descriptor = os.open(home / PLACES, os.O_RDONLY)
     try:
         import fcntl
 
@@ -82,7 +82,7 @@ def places_of(index: Path, home: Path) -> set[str]:
         parts = manifest_in(home).parts
     except NotAnIndex:
         parts = ()  # It was never written to the end.
-    return {home.relative_to(index).as_posix(), *(f"{PARTS}/{part.name}" for part in parts if part.name is not None)}
+    return {home.relative_to(index).as_posix(), *(f"{PARTS}/{name}" for name in parts)}
 
 
 def version_files(index: Path, home: Path) -> list[str]:

@@ -9,13 +9,14 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import adacur
 from adacur.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
 from adacur.store import IndexFolder, is_finished, verify
 from adacur.store.versions import _delete, version_files
-from adacur.store.writing import check_inside
+from adacur.store.writing import check_inside, digest_file
 from tests.editing import Edited
 from tests.living_world import build, item, query, score
 
@@ -59,7 +60,7 @@ def path_fixture(wiki: Path, tmp_path: Path) -> Path:
 
 def name_part(manifest: Path, path: str) -> None:
     content = json.loads(manifest.read_bytes())
-    content["parts"][0]["name"] = path
+    content["parts"][0] = path
     manifest.write_text(json.dumps(content))
 
 
@@ -258,24 +259,62 @@ def test_a_journal_that_names_another_file_is_refused_before_sqlite_rolls_it_bac
 @pytest.mark.parametrize(
     "changes",
     [
-        {"items": 11, "anchors": 4},
-        {"items": 13, "anchors": 4},
-        {"items": 0, "anchors": 4},
-        {"items": 12, "anchors": 3},
-        {"items": 12, "anchors": 2**40},
-        {"items": 2**40, "anchors": 4},
-        {"name": None, "items": 12, "anchors": 4},
-        {"name": None, "items": 2**40, "anchors": 4},
+        {"n_items": 11},
+        {"n_items": 13},
+        {"n_items": 2**40},
+        {"n_anchors": 3},
+        {"n_anchors": 2**40},
+        {"brings_items": False},
+        {"brings_anchors": False},
     ],
 )
 def test_parts_that_do_not_hold_what_a_version_says_are_damage(changed: Path, changes: dict[str, object]) -> None:
-    file = current(changed) / "manifest.json"
-    content = json.loads(file.read_bytes())
-    for n_items in (content["n_items"], 2**40):
-        for parts in ([content["parts"][0] | changes, *content["parts"][1:]], [*content["parts"], changes]):
-            edited(file, parts=[{"name": "x"} | part for part in parts], n_items=n_items)
-            with pytest.raises((DamagedIndex, NotAnIndex)):
+    part, version = changed / "parts/built/manifest.json", current(changed) / "manifest.json"
+    edited(part, probes=[], **changes)
+    names = json.loads(version.read_bytes())["parts"]
+    for parts in (names, names[::-1], names[:1], names * 2):
+        for n_items in (12, 2**40):
+            edited(version, parts=parts, n_items=n_items)
+            with pytest.raises(DamagedIndex):
                 adacur.load(changed)
+
+
+PLACES = {
+    "none": lambda places: places[:0],
+    "one too few": lambda places: places[:-1],
+    "one too many": lambda places: np.append(places, 0),
+    "not in order": lambda places: places[::-1],
+    "all in one place": lambda places: places * 0,
+    "beyond the end": lambda places: places + 1,
+    "removed in another way": lambda places: np.where(places < 0, -2, places),
+    "two axes": lambda places: places[None],
+    "fractions": lambda places: places / 2,
+}
+
+
+@pytest.mark.parametrize("how", PLACES)
+def test_places_that_do_not_fit_the_parts_are_damage(changed: Path, how: str) -> None:
+    write_places(changed, PLACES[how](np.load(current(changed) / "places.npy")))
+    with pytest.raises(DamagedIndex):
+        adacur.load(changed)
+
+
+def test_a_score_that_lies_twice_in_one_place_and_nowhere_in_another_is_damage(changed: Path) -> None:
+    with adacur.load(changed, scorer=score) as index:
+        Edited(index).add_anchors([query(9)])
+    # The second part has one item's scores for the first four anchor queries; the third part has the fifth.
+    places = np.load(current(changed) / "places.npy")
+    assert places[16:21].tolist() == [11, 0, 1, 2, 3]
+    places[20] = 4
+    write_places(changed, places)
+    with pytest.raises(DamagedIndex):
+        _ = IndexFolder.open(changed).matrix
+
+
+def write_places(index: Path, places: np.ndarray) -> None:
+    """With the digest that belongs to it."""
+    np.save(current(index) / "places.npy", places)
+    edited(current(index) / "manifest.json", places=digest_file(current(index) / "places.npy"))
 
 
 def edited(file: Path, **fields: object) -> None:

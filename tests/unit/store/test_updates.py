@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +31,9 @@ from adacur.errors import (
 )
 from adacur.records import ItemList
 from adacur.seeds import item_keys
-from adacur.store import IndexFolder, Manifest, home_of, locked, read_manifest, updating
+from adacur.store import IndexFolder, Manifest, editing, home_of, locked, read_manifest
 from adacur.store.items import StoredItems
-from adacur.store.manifest import FORMAT, manifest_in, write_manifest
-from adacur.store.writing import digest_file
+from adacur.store.manifest import FORMAT
 from tests import living_world as world
 from tests.editing import Edited
 from tests.living_world import Counted, build, item, query
@@ -183,7 +181,7 @@ def test_a_second_writer_is_told_so_at_once(path) -> None:
     with locked(path), pytest.raises(IndexLocked):
         Edited(index).remove(["i1"])
     Edited(index).remove(["i1"])
-    with updating(path), pytest.raises(IndexLocked), updating(path):
+    with editing(path), pytest.raises(IndexLocked), editing(path):
         pass
 
 
@@ -201,7 +199,7 @@ def test_a_full_disk_is_told_and_leaves_the_index_as_it_was(path, monkeypatch) -
 
     index, before = load(path), holds(path)
     with monkeypatch.context() as patched:
-        patched.setattr("adacur.store.updates.write_removed_items", full)
+        patched.setattr("adacur.store.new_version.write_places", full)
         with pytest.raises(StorageFull):
             Edited(index).remove(["i1"])
     assert holds(path) == before
@@ -209,7 +207,7 @@ def test_a_full_disk_is_told_and_leaves_the_index_as_it_was(path, monkeypatch) -
 
 
 def test_changing_what_is_no_index_makes_none(tmp_path) -> None:
-    with pytest.raises(NotAnIndex), updating(tmp_path / "nothing"):
+    with pytest.raises(NotAnIndex), editing(tmp_path / "nothing"):
         pass
     assert not (tmp_path / "nothing").exists()
 
@@ -257,14 +255,6 @@ def test_other_metadata_of_the_same_text_is_not_forgotten(path) -> None:
     Edited(index).add([Item("x", "a text", {"edition": 1})])
     Edited(index).replace([Item("x", "a text", {"edition": 2})])
     assert index.items.at(index.items.positions(["x"]))[0].metadata == {"edition": 2}
-
-
-def test_the_calls_of_one_change_are_counted_together(path) -> None:
-    with updating(path) as update:
-        scorer = adacur.scorer(world.score)
-        update.add([item(20)], scorer=scorer)
-        update.add_anchors([query(7)], scorer=scorer)
-        assert update.calls == 4 + 13
 
 
 def test_what_is_added_again_after_its_removal_need_not_be_scored_again(path) -> None:
@@ -322,7 +312,7 @@ def test_a_reader_that_comes_while_the_first_change_is_switched_to_gets_one_vers
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows deletes no file that is open")
 def test_a_version_of_which_nobody_can_tell_whether_it_is_read_is_kept(path, monkeypatch) -> None:
     def opened(file: object, *options: object, **named: object) -> int:
-        if file == path / "versions" / "2" / "removed.npy":
+        if file == path / "versions" / "2" / "places.npy":
             raise OSError(errno.EMFILE, "Too many open files")
         return descriptor(file, *options, **named)
 
@@ -441,7 +431,7 @@ def test_damage_to_a_version_is_told(path) -> None:
     part = next(part for part in path.glob("parts/*") if part.name != "built")
     for file, name in (
         (part / "scores.zarr" / "c" / "0" / "0", "scores.zarr"),
-        (home / "removed.npy", "removed"),
+        (home / "places.npy", "places"),
         (home / "first" / "bm25" / "ids.utf8", "first"),
         (part / "items.sqlite", "items.sqlite"),
     ):
@@ -451,16 +441,11 @@ def test_damage_to_a_version_is_told(path) -> None:
         assert {path / problem.file for problem in problems} == {file}, problems
         file.write_bytes(content)
     assert adacur.store.verify(path).ok
-    removed = home / "removed.npy"
-    removed.write_bytes(b"")
+    places = (home / "places.npy").read_bytes()
+    (home / "places.npy").write_bytes(b"")
     with pytest.raises(DamagedIndex):
         load(path)
-    # Nothing removed; removed before it came; twice; never there; in a part that is not there.
-    for pairs in ([], [[1, 0]], [[12, 1]], [[-1, 2]], [[13, 2]], [[1, 3]], [[1, 2, 2]], [1, 2]):
-        np.save(removed, np.array(pairs, dtype=np.int64).reshape(-1, 2) if not pairs else np.array(pairs))
-        write_manifest(home, replace(manifest_in(home), removed_items=digest_file(removed)))
-        with pytest.raises(DamagedIndex):
-            load(path)
+    (home / "places.npy").write_bytes(places)
     (home / "manifest.json").unlink()
     with pytest.raises(NotAnIndex):
         load(path)

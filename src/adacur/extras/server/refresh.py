@@ -22,8 +22,8 @@ from adacur.search.index_stages import open_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.seeds import stream_key, uniform
 from adacur.store import AnchorTable, IndexFolder
+from adacur.store.edit import editing
 from adacur.store.items import PartItems, StoredItems
-from adacur.store.updates import updating
 
 LIMIT = 500
 # With fewer scores, nearly all of a query's column would be predicted.
@@ -94,8 +94,8 @@ def refresh(
         if not Path(log).is_file():
             raise InputError(f"There is no search log {log}. Searches write one with log=FILE.")
         log = SearchLog(log)
-    with updating(path) as update:
-        folder = update.current
+    with editing(path) as edit:
+        folder = edit.new.current
         of_index = folder.manifest.scorer
         if not folder.anchor_queries:
             # It holds no scores, so any scorer's will do.
@@ -121,11 +121,11 @@ def refresh(
             stages = open_first_stages(folder.home, encoder=encoder, allow_code=allow_code)
             complete = Snapshot(_complete(folder, before), first=stages)
             if before:
-                update.drop_anchors(before, replaced=True)
+                edit.drop_anchors(before, replaced=True)
             if chosen:
                 values, exact = complete_searches(complete, queries, positions, scores)
-                update.add_anchor_scores(queries, values, exact=exact, card=of_index)
-            update.switch(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
+                edit.add_anchor_scores(queries, values, exact=exact, card=of_index)
+            edit.new.write(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
         new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
         return Refreshed(
             queries=len(paid) + len(others),
