@@ -1,4 +1,4 @@
-"""The bill: what was paid, counted where it is paid, and the walls that it never passes."""
+"""The bill: what a match would cost, what was paid, counted where it is paid, and the walls that it never passes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from adacur.arrays import FloatArray
 from adacur.errors import ScorerError
 from adacur.money import Money, Price
 from adacur.protocols import Scorer
-from adacur.records import Pair
-from adacur.scorers.metered import Metered, tokens_and_units
+from adacur.records import Pair, Query
+from adacur.scorers.metered import Metered, count_tokens, counts_exactly, tokens_and_units, units_per_pair
+from adacur.search import AnchorIndex
+from adacur.store.estimate import time_scorer
 from adacur.units import duration
+
+# Calls of a row, as measured on tables of products at a recall of .9 (docs/match.md).
+_USUAL_CALLS = 4
+_TIMED = 64
+# Models in this process, which cost time alone: only they are timed.
+_TIMED_BACKENDS = ("onnx", "torch", "sentence-transformers")
 
 
 class WallReached(ScorerError):
@@ -43,20 +51,15 @@ class Bill:
 
     @property
     def expected_calls(self) -> int:
-        return round(self._at_the_end(self.calls))
+        return self.calls * self.rows // max(1, self.rows_done)
 
     @property
     def expected_pairs(self) -> int:
-        return round(self._at_the_end(self.pairs))
+        return self.pairs * self.rows // max(1, self.rows_done)
 
     @property
     def expected_cost(self) -> Money | None:
-        if self.cost is None or not self.rows_done:
-            return None
-        return Money(round(self.cost.amount * self.rows / self.rows_done, 6), self.cost.currency)
-
-    def _at_the_end(self, n: int) -> float:
-        return n * self.rows / self.rows_done if self.rows_done else 0.0
+        return self.cost and Money(round(self.cost.amount * self.rows / max(1, self.rows_done), 6), self.cost.currency)
 
     def __str__(self) -> str:
         """One line."""
@@ -94,7 +97,7 @@ class Till(Metered):
         scores: FloatArray = super().score(pairs[:n]) if n else np.empty(0)
         if n < len(pairs):
             wall = WallReached(f"The {self.over} of this match are spent.")
-            wall.scored = dict(zip(pairs, [float(score) for score in scores], strict=False))
+            wall.scored = dict(zip(pairs, scores.tolist(), strict=False))
             raise wall
         return scores
 
@@ -112,3 +115,52 @@ class Till(Metered):
     def on_bill(self, bill: Bill, **now: Any) -> Bill:
         """The bill with what was paid since."""
         return replace(bill, calls=self.calls, tokens=self.tokens, cost=self.cost, stopped=self.over, **now)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchEstimate:
+    """The calls of a match: `expected`, between one a row and `most`. Tokens, money and seconds are for `expected`.
+
+    Tokens are an upper bound where the scorer can't count them (`tokens_are_bound`). `cost` is None without a price;
+    `seconds` None where the scorer was not timed, since its calls may be charged.
+    """
+
+    rows: int
+    right_rows: int
+    expected: int
+    most: int
+    tokens: int
+    tokens_are_bound: bool
+    cost: Money | None = None
+    most_cost: Money | None = None
+    seconds: float | None = None
+
+    def summary(self) -> str:
+        """One sentence."""
+        money = f"{self.cost}, {self.most_cost} at most" if self.cost else "cost unknown: give a price"
+        time = f"about {duration(self.seconds)}" if self.seconds is not None else "time unknown: nothing was called"
+        bound = "at most" if self.tokens_are_bound else "about"
+        return (
+            f"{self.rows:,} × {self.right_rows:,} rows: about {self.expected:,} calls ({_USUAL_CALLS} a row, as tables "
+            f"of products take), {self.most:,} at most; {bound} {self.tokens:,} tokens; {money}; {time}."
+        )
+
+
+def forecast(
+    index: AnchorIndex, some: Sequence[Query], scorer: Scorer, *, rows: int, most: int, price: Price | None
+) -> MatchEstimate:
+    """The estimate, given a few rows of the left table; `most` are the calls that the limits allow."""
+    stage = index.snapshot.stage(None)
+    answers = [] if stage is None else stage.search(some, 1)
+    best = [positions[:1].tolist() or [0] for positions, _ in answers] or [[0]] * len(some)
+    pairs = [(query, index.items.at(at)[0]) for query, at in zip(some, best, strict=False)]
+    counts, expected = count_tokens(scorer, pairs), min(most, rows * _USUAL_CALLS)
+    charged: dict[str, Any] = {}
+    if price is not None:
+        each = units_per_pair(price, scorer, counts)
+        charged = {"cost": price.cost(round(each * expected)), "most_cost": price.cost(round(each * most))}
+    if scorer.card.backend in _TIMED_BACKENDS:
+        items, queries = [item for _, item in pairs], [query for query, _ in pairs]
+        charged["seconds"] = expected / time_scorer(items, queries, scorer=scorer, most_calls=_TIMED).mean
+    tokens = round(float(counts.mean()) * expected)
+    return MatchEstimate(rows, len(index), expected, most, tokens, not counts_exactly(scorer), **charged)

@@ -2,7 +2,8 @@
 
 The chance is a logistic regression on a few signs. Its weights begin as what other tables taught (`PRIOR`), and rows
 that were matched before move them: each pair scored is one example, with its signs before it was scored. A pair is
-scored as long as its chance is worth a call, so a row ends when none is left that is.
+scored as long as its chance is worth a call, so a row ends when none is left that is. Which chance is worth a call
+follows from the recall that is asked for, and from what the calls left to spend allow.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import numpy as np
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.first_stages import Placed
+from adacur.matching.one_table import OWN
 from adacur.model import GaussianModel
 from adacur.protocols import AnchorScores, Approximation, Ranking
 from adacur.records import Query
+from adacur.results import Round
 from adacur.search.stopping import Standing
 
 # Signs of a pair: a constant; of the first stages, the logarithms of its best rank and of its mean rank, how far its
@@ -40,58 +43,34 @@ _NEWTON_STEPS = 12
 _JOINT = 60
 # Examples that are kept; of more, the oldest go.
 _MOST_EXAMPLES = 50_000
+# A chance below which no call is made, and above which every call is.
+_LEAST, _MOST = 1e-4, 0.5
+# Rows before which nothing is known of what a chance costs.
+_FEWEST_ROWS = 16
+# A batch of rows moves the chance by no more than this factor.
+_STEP = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class Chances:
-    """The weights of the signs, and the scored pairs that taught them; state of one match.
+    """An `Approximator` of log-odds: the weights of the signs, and the scored pairs that taught them.
+
+    State of one match. `model` predicts scores besides, where there is something to predict from.
 
     - `unit`: in which scores are compared with the line; None for each row's own;
-    - `taken`: how many rows have matched a right one, by its position.
+    - `taken`: how many rows have matched a right one, by its position;
+    - `begun`: the rows under way, with what they have seen.
     """
 
     above: float
+    stages: Sequence[Placed] = ()
+    model: GaussianModel | None = None
     weights: FloatArray = field(default_factory=PRIOR.copy)
     unit: float | None = None
     taken: dict[int, int] = field(default_factory=dict)
+    begun: list[RowChances] = field(default_factory=list)
     _signs: FloatArray = field(default_factory=lambda: np.empty((0, len(SIGNS))))
     _scores: FloatArray = field(default_factory=lambda: np.empty(0))
-
-    def learn(self, examples: Sequence[tuple[FloatArray, FloatArray]]) -> None:
-        """Take pairs of a batch of rows: their signs before they were scored, and their scores."""
-        if not examples:
-            return
-        signs, scores = zip(*examples, strict=True)
-        self._signs = np.vstack([self._signs, *signs])[-_MOST_EXAMPLES:]
-        self._scores = np.concatenate([self._scores, *scores])[-_MOST_EXAMPLES:]
-        self.weights = fitted(self._signs, (self._scores >= self.above).astype(float))
-        self.unit = float(np.std(self._scores)) or None
-
-
-def fitted(signs: FloatArray, accepted: FloatArray) -> FloatArray:
-    """The most likely weights, given the prior."""
-    weights, precision = PRIOR.copy(), 1 / _SPREAD**2
-    for _ in range(_NEWTON_STEPS):
-        chance = _chance(signs @ weights)
-        slope = signs.T @ (accepted - chance) - precision * (weights - PRIOR)
-        curve = (signs * (chance * (1 - chance))[:, None]).T @ signs + np.diag(precision)
-        step = np.linalg.solve(curve, slope)
-        # Far from the optimum a full step may overshoot.
-        weights = weights + step / max(1.0, float(np.abs(step).max()))
-    return weights
-
-
-@dataclass(slots=True, eq=False)
-class ChanceModel:
-    """An `Approximator` of log-odds; `model` predicts scores besides, where there is something to predict from.
-
-    `begun` are the batches that it began, with what they have seen.
-    """
-
-    chances: Chances
-    stages: Sequence[Placed] = ()
-    model: GaussianModel | None = None
-    begun: list[RowChances] = field(default_factory=list)
 
     @property
     def slopes(self) -> object:
@@ -108,12 +87,33 @@ class ChanceModel:
             inner = self.model.begin(anchors, queries, **of_model, **features)
         scored = zip(*(stage.search(queries, _COMPARED) for stage in self.stages), strict=True)
         lists = [_Row(of_row, some) for of_row, some in zip(ranks, scored, strict=True)]
-        rows = RowChances(self.chances, len(anchors.items), lists, inner)
-        self.begun.append(rows)
-        return rows
+        self.begun.append(RowChances(self, len(anchors.items), lists, inner))
+        return self.begun[-1]
+
+    def learn(self) -> None:
+        """Take the pairs of the rows under way: their signs before they were scored, and their scores."""
+        if examples := [example for rows in self.begun for example in rows.examples]:
+            signs, scores = zip(*examples, strict=True)
+            self._signs = np.vstack([self._signs, *signs])[-_MOST_EXAMPLES:]
+            self._scores = np.concatenate([self._scores, *scores])[-_MOST_EXAMPLES:]
+            self.weights = fitted(self._signs, (self._scores >= self.above).astype(float))
+            self.unit = float(np.std(self._scores)) or None
 
     def __repr__(self) -> str:
-        return f"ChanceModel(weights={np.round(self.chances.weights, 3).tolist()}, model={self.model!r})"
+        return f"Chances(weights={np.round(self.weights, 3).tolist()}, model={self.model!r})"
+
+
+def fitted(signs: FloatArray, accepted: FloatArray) -> FloatArray:
+    """The most likely weights, given the prior."""
+    weights, precision = PRIOR.copy(), 1 / _SPREAD**2
+    for _ in range(_NEWTON_STEPS):
+        chance = _chance(signs @ weights)
+        slope = signs.T @ (accepted - chance) - precision * (weights - PRIOR)
+        curve = (signs * (chance * (1 - chance))[:, None]).T @ signs + np.diag(precision)
+        step = np.linalg.solve(curve, slope)
+        # Far from the optimum a full step may overshoot.
+        weights = weights + step / max(1.0, float(np.abs(step).max()))
+    return weights
 
 
 class RowChances:
@@ -123,15 +123,19 @@ class RowChances:
         self._of, self._n_items, self._inner, self.rows = of, n_items, inner, rows
         taken = sorted(of.taken.items())
         self._taken = np.array([at for at, _ in taken], np.intp)
-        self._times = np.log1p([n for _, n in taken])
+        # The last is for what no row has matched.
+        self._times = np.log1p([*(n for _, n in taken), 0])
         self.examples: list[tuple[FloatArray, FloatArray]] = []
         self._predicted: Any = None
 
     def tell(self, positions: Sequence[IntArray], scores: Sequence[FloatArray]) -> None:
         """Add exact scores, per row."""
+        others = [np.flatnonzero(np.asarray(exact) > OWN) for exact in scores]
+        positions = [where[some] for where, some in zip(positions, others, strict=True)]
+        scores = [np.asarray(exact)[some] for exact, some in zip(scores, others, strict=True)]
         for at, (where, exact) in enumerate(zip(positions, scores, strict=True)):
             if len(where):
-                self.examples.append((self._signs(at, where), np.asarray(exact)))
+                self.examples.append((self._signs(at, where), exact))
                 self.rows[at].scored(exact, self._of.above)
         if self._inner is not None:
             self._inner.tell(positions, scores)
@@ -150,30 +154,24 @@ class RowChances:
         return np.repeat(_chance(predicted)[:, None], len(best), axis=1)
 
     def _in_units(self, predicted: Any) -> list[FloatArray]:
+        """How far each is predicted above the line."""
         assert self._inner is not None
-        scores = [self._inner.in_scores(at, np.asarray(row)) for at, row in enumerate(predicted)]
-        units = [row.unit(self._of.unit) for row in self.rows]
-        with np.errstate(over="ignore", invalid="ignore"):
-            away = [
-                np.zeros(len(some)) if unit is None else np.clip((some - self._of.above) / unit, -_FARTHEST, _FARTHEST)
-                for some, unit in zip(scores, units, strict=True)
-            ]
-        return [np.nan_to_num(some) for some in away]
+        away = []
+        for at, some in enumerate(predicted):
+            unit = self.rows[at].unit(self._of.unit)
+            # Without a unit nothing is far.
+            with np.errstate(over="ignore", invalid="ignore"):
+                scores = (self._inner.in_scores(at, np.asarray(some)) - self._of.above) / (unit or np.inf)
+            away.append(np.nan_to_num(np.clip(scores, -_FARTHEST, _FARTHEST)))
+        return away
 
     def _signs(self, at: int, positions: IntArray) -> FloatArray:
         """Signs of some pairs of a row."""
         row = self.rows[at]
         signs = np.empty((len(positions), len(SIGNS)))
         signs[:] = row.own_signs(self._of.above, self._of.unit)
-        places = np.searchsorted(row.listed, positions)
-        known = places < len(row.listed)
-        known[known] = row.listed[places[known]] == positions[known]
-        signs[:, _LISTS] = row.beyond
-        signs[known, _LISTS] = row.signs[places[known]]
-        where = np.searchsorted(self._taken, positions)
-        where[where == len(self._taken)] = 0
-        if len(self._taken):
-            signs[:, _TAKEN] = np.where(self._taken[where] == positions, self._times[where], 0.0)
+        signs[:, _LISTS] = row.signs[_places(row.listed, positions)]
+        signs[:, _TAKEN] = self._times[_places(self._taken, positions)]
         if self._predicted is not None:
             signs[:, _PREDICTED] = self._predicted[at][positions]
         return signs
@@ -182,12 +180,19 @@ class RowChances:
         """Of all items: most are listed by no first stage, and differ by their predictions alone."""
         row, weights = self.rows[at], self._of.weights
         own = float(row.own_signs(self._of.above, self._of.unit) @ weights)
-        values = np.full(self._n_items, own + float(row.beyond @ weights[_LISTS]))
-        values[row.listed] = own + row.signs @ weights[_LISTS]
-        values[self._taken] += weights[_TAKEN] * self._times
+        by_lists = row.signs @ weights[_LISTS]
+        values = np.full(self._n_items, own + by_lists[-1])
+        values[row.listed] = own + by_lists[:-1]
+        values[self._taken] += weights[_TAKEN] * self._times[:-1]
         if self._predicted is not None:
             values += weights[_PREDICTED] * self._predicted[at]
         return values
+
+
+def _places(known: IntArray, wanted: IntArray) -> IntArray:
+    """Where these are among `known`, which are sorted; -1 where they are not."""
+    places = np.searchsorted(known, wanted)
+    return np.where(np.isin(wanted, known), places, -1)
 
 
 class _Row:
@@ -210,8 +215,7 @@ class _Row:
         # The last is for what no stage lists. Of other items a stage that does not list them says nothing.
         says = (logs < _BEYOND) | (logs.min(axis=0) == _BEYOND)
         means = ((of * says).sum(axis=0) / says.sum(axis=0) for of in (logs, out, share))
-        every = np.stack([logs.min(axis=0), *means], axis=1)
-        self.signs, self.beyond, self._lists = every[:-1], every[-1], lists
+        self.signs, self._lists = np.stack([logs.min(axis=0), *means], axis=1), lists
         self._scores: list[float] = []
         self._found, self._best = 0, -np.inf
 
@@ -260,6 +264,46 @@ class Worth:
 
     def settings(self) -> Mapping[str, Any]:
         return {"least_chance": self.least}
+
+
+@dataclass(slots=True, eq=False)
+class Pace:
+    """What rows have cost and brought, and from it the `least` chance that is worth a call; state of one match.
+
+    `recall` is the share of all accepted pairs to find. What is expected to be missing says whether that is kept; each
+    batch of rows moves the chance towards it, and no lower than the calls left for each row to come allow.
+    """
+
+    recall: float
+    least: float = field(init=False)
+    rows: int = 0
+    calls: int = 0
+    found: int = 0
+    missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.least = (1 - self.recall) / 2
+
+    def note(self, rounds: Sequence[Round], found: int) -> None:
+        """Take a row; `found` are its pairs."""
+        expected = next((one.expected_recall for one in reversed(rounds) if one.expected_recall), 1.0)
+        self.missing += max(1, found) * (1 / expected - 1)
+        self.rows, self.found = self.rows + 1, self.found + found
+        self.calls += sum(np.count_nonzero(one.exact > OWN) for one in rounds)
+
+    @property
+    def expected_recall(self) -> float:
+        """The share found of the pairs that there are expected to be; 1 where none is expected."""
+        return self.found / (self.found + self.missing) if self.found + self.missing else 1.0
+
+    def settle(self, *, calls_left: int | None = None, rows_left: int = 0) -> None:
+        """Move the chance that is worth a call from now on."""
+        if self.rows < _FEWEST_ROWS:
+            return
+        factor = (1 - self.recall) / max(1 - self.expected_recall, _LEAST)
+        if calls_left is not None and rows_left:
+            factor = max(factor, self.calls / self.rows * rows_left / max(1, calls_left))
+        self.least = min(_MOST, max(_LEAST, self.least * min(_STEP, max(1 / _STEP, factor))))
 
 
 def _chance(log_odds: FloatArray) -> FloatArray:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from adacur.errors import InputError
 from adacur.matching.bill import Bill
-from adacur.matching.pacing import Pace
+from adacur.matching.chances import Pace
 from adacur.search.finding import most_above
 
 # Scores nearer than this share of their standard deviation, to the line or to each other, are for a person to judge.
@@ -73,28 +72,11 @@ def certificate_of(
     pace: Pace, audited: Mapping[str, bool], *, rows: int, depth: int, confidence: float
 ) -> MatchCertificate:
     """The certificate, given whether each audited row lacked a pair."""
-    if not audited:
-        return MatchCertificate(pace.expected_recall, pace.missing)
-    bad = sum(audited.values())
-    most = most_above(rows, drawn=len(audited), above=bad, doubt=1 - confidence)
-    return MatchCertificate(
-        pace.expected_recall, pace.missing, "audit", len(audited), depth, most, rows, confidence, bad
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Reranked:
-    """What re-ranking every row to one depth reaches, of the pairs that were found; by replay, without a call.
-
-    - `depth`, `pairs`: the least depth with as many calls as rows took, and how many of the pairs lie within;
-    - `depth_of_all`, `calls_of_all`: the least depth that reaches all of them, and its calls; None where the first
-      stage does not list one of them.
-    """
-
-    depth: int
-    pairs: int
-    depth_of_all: int | None
-    calls_of_all: int | None
+    estimate = MatchCertificate(pace.expected_recall, pace.missing)
+    n, bad = len(audited), sum(audited.values())
+    most = most_above(rows, drawn=n, above=bad, doubt=1 - confidence)
+    audit = replace(estimate, basis="audit", rows=n, depth=depth, incomplete=most, of_rows=rows)
+    return replace(audit, confidence=confidence, seen_incomplete=bad) if n else estimate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +84,7 @@ class Matches:
     """The pairs of a match, best first within each left row, and what is to be known of them.
 
     - `pairs`: `Found(left, right, score, relevance, round)`; the round counts the calls of its row;
-    - `bill`, `certificate`, `reranked`: what was paid, what is known of the rest, and what another way had found;
+    - `bill`, `certificate`: what was paid, and what is known of the rest;
     - `unmatched`: left rows without a pair; `without_text`: rows left out; `failed`: rows whose scorer failed, and why;
     - `to_look_at`: left rows whose best score lies near the line, or whose two best pairs lie near each other;
     - `searched_calls`: the calls that the rows took, audits left out, known scores counted;
@@ -128,14 +110,13 @@ class Matches:
         return iter(self.pairs)
 
     @property
-    def reranked(self) -> Reranked:
-        """What re-ranking would have reached."""
-        rows = max(1, self.bill.rows_done)
-        depth = -(-self.searched_calls // rows)
-        ranks = [math.inf if pair.rank is None else pair.rank for pair in self.pairs]
-        deepest = max(ranks, default=0)
-        of_all = None if math.isinf(deepest) else int(deepest)
-        return Reranked(depth, sum(rank <= depth for rank in ranks), of_all, None if of_all is None else of_all * rows)
+    def depth(self) -> int:
+        """The least depth to which re-ranking every row takes as many calls."""
+        return -(-self.searched_calls // max(1, self.bill.rows_done))
+
+    def reranked(self, depth: int) -> int:
+        """How many of these pairs re-ranking every row to this depth finds; by replay, without a call."""
+        return sum(pair.rank is not None and pair.rank <= depth for pair in self.pairs)
 
     def columns(self) -> dict[str, list[Any]]:
         """The pairs by column."""
@@ -159,15 +140,16 @@ class Matches:
 
     def summary(self) -> str:
         """A paragraph for people."""
-        one, rest = self.reranked, []
+        rest = []
         if self.bill.stopped:
             rest.append(
                 f"It was ended by the limit of {self.bill.stopped}: rows left {self.bill.rows - self.bill.rows_done:,}."
             )
+        found, deepest = self.reranked(self.depth), max((pair.rank or 0 for pair in self.pairs), default=0)
         rest.append(str(self.certificate))
-        rest.append(f"Re-ranking every row to depth {one.depth}, no fewer calls, finds {one.pairs:,} of these pairs.")
-        if one.depth_of_all is not None and one.depth_of_all > one.depth:
-            rest.append(f"All of them takes depth {one.depth_of_all:,}: {one.calls_of_all:,} calls.")
+        rest.append(f"Re-ranking every row to depth {self.depth}, no fewer calls, finds {found:,} of these pairs.")
+        if found < self.reranked(deepest) == len(self.pairs):
+            rest.append(f"All of them takes depth {deepest:,}: {deepest * self.bill.rows_done:,} calls.")
         rest.append(
             f"{len(self.unmatched):,} rows have no pair, {len(self.to_look_at):,} are to be looked at, "
             f"{len(self.failed):,} failed. Rows were matched {self.order}"

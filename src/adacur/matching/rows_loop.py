@@ -12,10 +12,9 @@ from adacur.errors import ScorerError
 from adacur.first_stages import Placed
 from adacur.first_stages.joined import SEPARATOR
 from adacur.matching.bill import WallReached
-from adacur.matching.chances import ChanceModel, Chances, RowChances, Worth
-from adacur.matching.pacing import Pace
+from adacur.matching.chances import Chances, Pace, RowChances, Worth
+from adacur.matching.one_table import OWN
 from adacur.matching.result import Found, is_doubtful
-from adacur.matching.sides import WithoutSelf
 from adacur.model import GaussianModel, TopK
 from adacur.protocols import Scorer
 from adacur.records import Query
@@ -50,23 +49,18 @@ class Running:
     n_done: int = 0
     is_over: bool = False
     _without: list[str] = field(default_factory=list)
-    _n_seen: int = 0
     _in_a_row: int = 0
     _seen: set[frozenset[str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._chances = Chances(self.above)
         options: dict[str, Any] = {"budget": self.calls_per_row, "fuse": 0, "scorer": self.scorer}
         plan = plan_search(self.index, 1, first=self.first, **options)
-        place = plan.candidates
-        if self.within:
-            place = WithoutSelf(place, plan.items)
-        self._plan = replace(plan, candidates=place, finish=(Above(self.above),))
+        self._plan = replace(plan, finish=(Above(self.above),))
         model = None if plan.model is None else plan.model.approximator
-        self._model = model if isinstance(model, GaussianModel) else None
         names = (self.first_name or "").split(SEPARATOR)
         has_names = set(names) <= set(self.index.snapshot.named_stages)
-        self._stages = [self.index.first_stage(name) for name in names] if has_names else [cast(Placed, plan.first)]
+        stages = [self.index.first_stage(name) for name in names] if has_names else [cast(Placed, plan.first)]
+        self._chances = Chances(self.above, stages, model if isinstance(model, GaussianModel) else None)
 
     @property
     def first_name(self) -> str | None:
@@ -75,19 +69,17 @@ class Running:
 
     def rows(self, queries: Sequence[Query], calls_left: int | None, rows_left: int) -> list[Found]:
         """Match a batch of rows; the pairs that it adds."""
-        self.n_done, new = 0, []
         if self.learning:
             self.pace.settle(calls_left=calls_left, rows_left=rows_left)
-        for hits, chances, at in self._searched(queries):
-            new += self._take(hits, chances, at)
-        return new
+        return [pair for searched in self._searched(queries) for pair in self._take(*searched)]
 
     def _searched(self, queries: Sequence[Query]) -> Iterator[tuple[Hits, RowChances, int]]:
         """The answer of each row, with its batch's chances and its place there; rows that fail are noted."""
-        model = ChanceModel(self._chances, self._stages, self._model)
+        chances = self._chances
+        chances.begun.clear()
         plan = replace(
             self._plan,
-            model=Model(self.index.anchors, model),
+            model=Model(self.index.anchors, chances),
             acquisition=TopK(),
             sizes=matching_rounds,
             stop=Worth(self.above, self.pace.least),
@@ -109,24 +101,21 @@ class Running:
             if self._in_a_row >= _MOST_FAILED:
                 raise
             answers = error.hits
-        self._learn(model.begun, answers)
-        places = [(batch, at) for batch in model.begun for at in range(len(batch.rows))]
-        yield from ((hits, *place) for hits, place in zip(answers, places, strict=False))
-
-    def _learn(self, begun: Sequence[RowChances], answers: Sequence[Hits]) -> None:
         if self.learning:
-            self._chances.learn([example for batch in begun for example in batch.examples])
-        self.pace.note([hits.trace for hits in answers], [len(hits) for hits in answers])
+            chances.learn()
+        places = [(batch, at) for batch in chances.begun for at in range(len(batch.rows))]
+        yield from ((hits, *place) for hits, place in zip(answers, places, strict=False))
 
     def _take(self, hits: Hits, chances: RowChances, at: int) -> list[Found]:
         """Note a row; the pairs that it adds."""
-        self.n_done, number, self._n_seen = self.n_done + 1, self._n_seen, self._n_seen + 1
+        number, self.n_done = self.n_done, self.n_done + 1
+        self.pace.note(hits.trace.rounds, len(hits))
         found = self._found(hits, chances, at)
         if number in self.audited and not self.is_over:
             found += (missed := self._deeper(hits, {pair.right for pair in found}))
             self.lacking[hits.query.id] = bool(missed)
         scores = np.sort(np.concatenate([round_.exact for round_ in hits.trace.rounds] or [np.empty(0)]))[::-1]
-        if is_doubtful(scores, self.above, self._chances.unit or 0.0):
+        if is_doubtful(scores[scores > OWN], self.above, self._chances.unit or 0.0):
             self.doubtful.append(hits.query.id)
         if not found:
             self._without.append(hits.query.id)
@@ -145,11 +134,11 @@ class Running:
         return [Found(hits.query.id, *row) for row in columns if self._is_new(hits.query.id, row[0])]
 
     def _is_new(self, left: str, right: str) -> bool:
-        """Whether a pair of one table was not found from its other side."""
+        """Whether a pair is not of a row with itself, nor was found from its other side."""
         if not self.within:
             return True
         pair = frozenset((left, right))
-        is_new = pair not in self._seen
+        is_new = len(pair) > 1 and pair not in self._seen
         self._seen.add(pair)
         return is_new
 

@@ -16,11 +16,13 @@ from adacur.data import DataWarning
 from adacur.data.files import joined, read_rows
 from adacur.errors import DuplicateId, EmptyInput, InputError
 from adacur.records import Item, Query, check_texts
+from adacur.search import AnchorIndex, load
 from adacur.spelling import did_you_mean
 
 # Columns that hold a row's id where nobody names one, the first that is there.
 _IDS = ("id", "_id")
 _NAMED = 5
+_MANIFEST = "manifest.json"
 
 
 @dataclass(eq=False)
@@ -33,7 +35,8 @@ class Table:
     - `id_`: the column of the id; by default "id" or "_id", else rows are numbered from 0;
     - `side`: "left" or "right", for messages.
 
-    Rows without a word are left out; `empty` has their ids once `count` was called.
+    Once `count` was called, `empty` has the ids of the rows without a word, which are left out, and `numbered` the
+    columns of a table whose rows are numbered although it has some.
     """
 
     source: Any
@@ -41,36 +44,34 @@ class Table:
     id_: str | None = None
     side: str = "left"
     empty: list[str] = field(default_factory=list)
+    numbered: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._fields = _fields_of(self.text, self.side)
         if isinstance(self.source, str | Path):
             return
-        if not isinstance(self.source, Sequence) and not nw.dependencies.is_into_dataframe(self.source):
-            native = nw.from_native(self.source, pass_through=True)
-            if isinstance(native, nw.LazyFrame):
-                self.source = native.collect().to_native()
-            elif isinstance(self.source, Iterable) and not isinstance(self.source, Mapping):
-                self.source = list(self.source)
-            else:
-                raise InputError(
-                    f"The {self.side} table must be a file, a pandas, Polars or Arrow table, or a list of records; got "
-                    f"{type(self.source).__name__}."
-                )
+        frame: Any = nw.from_native(self.source, pass_through=True)
+        if isinstance(frame, nw.LazyFrame):
+            frame = frame.collect()
+        if isinstance(frame, nw.DataFrame):
+            self.source = frame
+        elif isinstance(frame, Iterable) and not isinstance(frame, Mapping):
+            self.source = frame if isinstance(frame, Sequence) else list(frame)
+        else:
+            raise InputError(
+                f"The {self.side} table must be a file, a pandas, Polars or Arrow table, or a list of records; got "
+                f"{type(frame).__name__}."
+            )
 
     def __iter__(self) -> Iterator[Item]:
-        for number, (where, row) in enumerate(self._rows()):
-            item = self._item(number, where, row)
-            if item.text:
-                yield item
+        return (item for _, item in self._items() if item.text)
 
     def count(self) -> int:
         """How many rows have a text. Refuses ids that are not unique, and missing columns, before anything is paid."""
         seen: set[str] = set()
         again: list[str] = []
         self.empty.clear()
-        for number, (where, row) in enumerate(self._rows()):
-            item = self._item(number, where, row)
+        for where, item in self._items():
             if item.id in seen:
                 again.append(f"{item.id!r} ({where})")
             seen.add(item.id)
@@ -87,47 +88,51 @@ class Table:
             raise EmptyInput(f"The {self.side} table has no row with a text, of {len(seen):,}.")
         if self.empty:
             some = ", ".join(map(repr, self.empty[:_NAMED]))
-            warnings.warn(
-                f"{len(self.empty):,} rows of the {self.side} table have no text and are left out: {some}.",
-                DataWarning,
-                stacklevel=3,
+            self._warn(f"{len(self.empty):,} rows of the {self.side} table have no text and are left out: {some}.")
+        if self.numbered:
+            self._warn(
+                f"The {self.side} table has no column 'id', so its rows are numbered from 0. If one of "
+                f"{', '.join(map(repr, self.numbered))} holds ids, name it: {self.side}_id=… (--{self.side}-id)."
             )
         return n_rows
 
-    def is_file(self, path: str | Path) -> bool:
+    def _warn(self, message: str) -> None:
+        warnings.warn(message, DataWarning, stacklevel=4)
+
+    def is_file(self, path: Any) -> bool:
         """Whether it is read from this file."""
-        return isinstance(self.source, str | Path) and Path(self.source).resolve() == Path(path).resolve()
+        paths = (self.source, path)
+        return all(isinstance(one, str | Path) for one in paths) and len({Path(one).resolve() for one in paths}) == 1
+
+    def _items(self) -> Iterator[tuple[str, Item]]:
+        for number, (where, row) in enumerate(self._rows()):
+            if isinstance(row, Item | Query):
+                id_, text = row.id, row.text
+            elif isinstance(row, str):
+                id_, text = str(number), row
+            elif isinstance(row, Mapping):
+                id_, text = self._of_columns(number, where, row)
+            else:
+                raise InputError(f"The {self.side} table, {where}: expected a record; got {type(row).__name__}.")
+            check_texts(f"{self.side.capitalize()} row", id_, text)
+            yield where, Item(id_, " ".join(text.split()))
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
         if isinstance(self.source, str | Path):
-            named = (*(self._fields or ()), *((self.id_,) if self.id_ else ()))
-            yield from read_rows(self.source, fields=named)
-        elif isinstance(self.source, Sequence):
-            yield from ((f"row {number}", row) for number, row in enumerate(self.source))
-        else:
-            frame = nw.from_native(self.source, eager_only=True)
-            yield from ((f"row {number}", row) for number, row in enumerate(frame.iter_rows(named=True)))
-
-    def _item(self, number: int, where: str, row: Any) -> Item:
-        if isinstance(row, Item | Query):
-            id_, text = row.id, row.text
-        elif isinstance(row, str):
-            id_, text = str(number), row
-        elif isinstance(row, Mapping):
-            id_, text = self._of_columns(number, where, row)
-        else:
-            raise InputError(f"The {self.side} table, {where}: expected a record; got {type(row).__name__}.")
-        check_texts(f"{self.side.capitalize()} row", id_, text)
-        return Item(id_, " ".join(text.split()))
+            return read_rows(self.source, fields=[*(self._fields or ()), *filter(None, [self.id_])])
+        rows = self.source.iter_rows(named=True) if isinstance(self.source, nw.DataFrame) else self.source
+        return ((f"row {number}", row) for number, row in enumerate(rows))
 
     def _of_columns(self, number: int, where: str, row: Mapping[str, Any]) -> tuple[str, str]:
         name = self.id_ or next((one for one in _IDS if one in row), None)
-        needed = (*(self._fields or ()), *((self.id_,) if self.id_ else ()))
-        if absent := [one for one in needed if one not in row]:
-            raise InputError(
-                f"The {self.side} table, {where}: no column {absent[0]!r}.{did_you_mean(absent[0], list(row))} It has "
-                f"{', '.join(map(repr, row))}."
-            )
+        for needed in (*(self._fields or ()), *filter(None, [self.id_])):
+            if needed not in row:
+                raise InputError(
+                    f"The {self.side} table, {where}: no column {needed!r}.{did_you_mean(needed, list(row))} It has "
+                    f"{', '.join(map(repr, row))}."
+                )
+        if name is None and not number and len(row) > 1:
+            self.numbered = [*map(str, row)]
         id_ = str(number) if name is None else _plain(row[name])
         if not id_:
             raise InputError(f"The {self.side} table, {where}: column {name!r}, the id, is empty.")
@@ -137,17 +142,34 @@ class Table:
         return id_, "".join(before + (_plain(row[column]) if column else "") for before, column, _, _ in parts)
 
 
+def open_right(
+    right: Any, *, text: str | None, id_: str | None, first: Any, encoder: Any, scorer: Any, progress: bool
+) -> AnchorIndex:
+    """The rows to match with: an index as it is, an index folder opened, or a table read into memory."""
+    if isinstance(right, str | Path) and (Path(right) / _MANIFEST).is_file():
+        right = load(right, scorer=scorer, encoder=encoder)
+    if isinstance(right, AnchorIndex):
+        if text is not None or id_ is not None:
+            raise InputError("An index has its texts and ids already: leave right_text and right_id out.")
+        return right
+    table = Table(right, text, id_, "right")
+    table.count()
+    # Words are looked up in the table anyway; without an encoder there is nothing else to begin with.
+    stages = first or ("bm25" if encoder is None else ("bm25", "dense"))
+    return AnchorIndex.from_items(list(table), first=stages, encoder=encoder, progress=progress)
+
+
 def _fields_of(template: str | None, side: str) -> tuple[str, ...] | None:
     """The columns that a template names; attributes and formats are refused, since columns are plain values."""
     if template is None:
         return None
     try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise InputError(f"{side}_text must be a template such as '{{title}} {{brand}}'; got {template!r}.") from error
-    names = tuple(name for _, name, _, _ in parts if name is not None)
-    if not names or not all(names) or any(form or sign for _, name, form, sign in parts if name):
-        raise InputError(f"{side}_text must name columns, such as '{{title}} {{brand}}'; got {template!r}.")
+        parts = [part for part in string.Formatter().parse(template) if part[1] is not None]
+    except ValueError:
+        parts = []
+    names = tuple(str(name) for _, name, _, _ in parts)
+    if not names or not all(names) or any(form or sign for _, _, form, sign in parts):
+        raise InputError(f"{side}_text must be a template of columns, such as '{{title}} {{brand}}'; got {template!r}.")
     return names
 
 

@@ -17,13 +17,12 @@ import numpy as np
 
 from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError
-from adacur.matching.bill import Bill, Progress, Till
-from adacur.matching.forecast import forecast
-from adacur.matching.pacing import Pace
+from adacur.matching.bill import Bill, Progress, Till, forecast
+from adacur.matching.chances import Pace
+from adacur.matching.one_table import OnceEach
 from adacur.matching.result import Matches, PairsFile, certificate_of, check_output, one_each
 from adacur.matching.rows_loop import Running
-from adacur.matching.sides import OnceEach, open_right
-from adacur.matching.tables import Table
+from adacur.matching.tables import Table, open_right
 from adacur.money import Money, Price
 from adacur.records import Query
 from adacur.scorers.by_name import scorer as open_scorer
@@ -97,7 +96,7 @@ def match(
     table = Table(left, left_text, left_id, "left")
     if output is not None and not dry_run:
         check_output(output, force=force, read=(left, right, path))
-    within = right is left or (isinstance(right, str | Path) and table.is_file(right))
+    within = right is left or table.is_file(right)
     n_rows, shown = table.count(), progress is True
     # Both sides of a table within itself are read alike.
     texts = (right_text or left_text, right_id or left_id) if within else (right_text, right_id)
@@ -132,9 +131,8 @@ def match(
             new = running.rows([Query(row.id, row.text) for row in batch], calls_left, n_rows - bill.rows_done)
             if file is not None:
                 file.add(new)
-            seconds = time.monotonic() - started
-            done = bill.rows_done + running.n_done
-            bill = till.on_bill(bill, rows_done=done, pairs=len(running.pairs), known=ledger.hits, seconds=seconds)
+            now = {"known": ledger.hits, "seconds": time.monotonic() - started}
+            bill = till.on_bill(bill, rows_done=running.n_done, pairs=len(running.pairs), **now)
             report(bill)
             if running.is_over:
                 break

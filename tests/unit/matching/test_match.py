@@ -22,7 +22,7 @@ import pytest
 import adacur
 from adacur.errors import BudgetError, InputError, ScorerFailed
 from adacur.matching import Bill
-from adacur.matching.chances import ChanceModel, Chances
+from adacur.matching.chances import Chances
 from adacur.matching.result import Found, one_each
 from adacur.protocols import Ranking
 from adacur.scorers import FunctionScorer
@@ -242,7 +242,7 @@ def test_an_audit_says_how_many_rows_may_lack_a_pair() -> None:
     lacking = sum(n > before[left] for left, n in Counter(pair.left for pair in done).items())
     assert done.certificate.basis == "audit"
     assert done.certificate.incomplete == done.certificate.seen_incomplete == lacking > 0
-    assert done.reranked.depth == alone.reranked.depth
+    assert done.depth == alone.depth
     assert adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), **options).certificate.basis == "estimate"
 
 
@@ -361,7 +361,7 @@ def test_a_stage_that_does_not_list_a_pair_says_nothing_of_it() -> None:
     anchors: Any = SimpleNamespace(items=range(12))
 
     def log_odds(*stages: Listed) -> np.ndarray[Any, Any]:
-        model = ChanceModel(Chances(0.0), stages)  # type: ignore[arg-type]
+        model = Chances(0.0, stages)  # type: ignore[arg-type]
         ranks = [[stage.ranking.positions for stage in stages]]
         return model.begin(anchors, [adacur.Query("q", "a query")], ranks).predict()[0]
 
