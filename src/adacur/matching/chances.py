@@ -289,7 +289,7 @@ class Pace:
         expected = next((one.expected_recall for one in reversed(rounds) if one.expected_recall), 1.0)
         self.missing += max(1, found) * (1 / expected - 1)
         self.rows, self.found = self.rows + 1, self.found + found
-        self.calls += sum(np.count_nonzero(one.exact > OWN) for one in rounds)
+        self.calls += sum(int(np.count_nonzero(one.exact > OWN)) for one in rounds)
 
     @property
     def expected_recall(self) -> float:
