@@ -99,18 +99,11 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
 def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_path) -> None:
     path, log = tmp_path / "a.adacur", tmp_path / "log"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
-    before = run("inspect", path)
-    assert "predicted" not in before
-    assert "\nbuilt " in before
     with adacur.load(path, allow_code=True, log=log) as index:
         index.search("what is\n\tred?", 2, budget=5)
     (new,) = refresh(path, log, fewest_scored=5).new_ids
     assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
-    after = run("inspect", path)
-    assert "53 of 60 scores are exact" in after
-    assert "\nchanged " in after
-    run("index", "remove", path, "--anchor", new)
-    assert "predicted" not in run("inspect", path)
+    assert run_json("inspect", path)["exact_scores"] == 53
 
 
 def test_items_that_are_added_are_scored_once(tmp_path) -> None:

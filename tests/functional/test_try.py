@@ -55,7 +55,7 @@ def place(tmp_path: Path) -> Path:
 def test_the_advice_fits_a_screen_and_its_commands_do_what_was_measured(place: Path, scorer: str, worth: bool) -> None:
     cache = {"ADACUR_CACHE": str(place / "cache")}
     given = (*TRY[:3], f"word_scorers:{scorer}", *TRY[4:])
-    ran = here(*given, "--json", "trial.json", "--save-queries", "asked.jsonl", cwd=place, **cache)
+    ran = here(*given, "--save-queries", "asked.jsonl", cwd=place, **cache)
 
     assert ran.code == 0, ran.err
     assert "Plan: score" in ran.err
@@ -66,7 +66,7 @@ def test_the_advice_fits_a_screen_and_its_commands_do_what_was_measured(place: P
     for question in ("budget", "method"):
         assert (f"\n{question} " in f"\n{ran.out}") == worth
     commands = [line.strip() for line in ran.out.splitlines() if line.startswith("  adacur ")]
-    full = json.loads((place / "trial.json").read_text())
+    (full,) = here(*given, "--json", "--save-queries", "asked.jsonl", cwd=place, **cache).json()
     assert full["commands"] == commands
     assert {row["first"] for row in full["figures"]["rerank"]} == {"bm25"}
     build, search, *others = commands

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, cast, get_type_hints
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from adacur.cli.messages import note
 from adacur.data import ItemFile, mondo, wikivital
@@ -172,6 +172,11 @@ def scorer_flag(source: str | None) -> str:
     from adacur.scorers.consent import why_consent
 
     return f" --scorer {quote(source)}" if source and why_consent(source, folder=None) else ""
+
+
+def taken_by(function: Callable[..., Any], context: Context) -> dict[str, Any]:
+    """The options of this command that a function takes by the same name."""
+    return {name: context.params[name] for name in inspect.signature(function).parameters if name in context.params}
 
 
 def with_options(options: Sequence[SearchOption]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from adacur.cli import arguments as opt
 from adacur.cli.messages import counted, log_as_notes, note, show
@@ -20,13 +20,10 @@ from adacur.records import Item, Query
 _DEFAULT_ANCHORS = 250
 # From here on a dry run names cheaper ways.
 _LONG_SECONDS = 600
-_CHEAPER = (
-    "Cheaper: fewer anchor queries (-n 100), shorter items (--max-item-tokens 64), no vectors (--first bm25), some of "
-    "the items (--limit 500), or no anchor queries (-n 0): searches then start from dense vectors or re-rank."
-)
 
 
 def build(
+    ctx: Context,
     items: opt.ItemsPath,
     index: Annotated[
         str | None, Argument(metavar="INDEX", help="The folder to write; an interrupted build continues.")
@@ -81,7 +78,7 @@ def build(
     Example: adacur build corpus.jsonl my.adacur --anchors queries.jsonl --first bm25,dense
     """
     import adacur
-    from adacur.store import is_finished
+    from adacur.store import Estimate, is_finished
 
     if index is None and not dry_run:
         raise typer.BadParameter("Give the folder to write as INDEX, or --dry-run.")
@@ -91,38 +88,47 @@ def build(
         write_queries(queries, chosen)
         note(f"{queries}: {counted(len(chosen), 'anchor query', 'anchor queries')}.")
     stages = opt.comma_separated(first)
-    options: dict[str, Any] = {
+    options = opt.taken_by(adacur.build, ctx) | {
+        "items": source,
+        "anchor_queries": chosen or 0,
         "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
         "path": index or "",
         "first": stages,
         "encoder": encoder if "dense" in stages else None,
-        "block_items": block_items,
         "executor": opt.on_workers(workers, ray),
-        "seed": seed,
-        "passages": passages,
-        "fuse": fuse,
     }
-    if dry_run:
-        cost = adacur.build(source, chosen or 0, dry_run=True, price=price, **options)
-        again = f"adacur build {quote(items)} {quote(index or 'INDEX')}, with the same options and without --dry-run"
-        is_complete = cost.status == "complete"
-        follows = f"adacur search {quote(str(index))} 'your question'" if is_complete else again
-        hints = (_CHEAPER if cost.seconds > _LONG_SECONDS else "", f"Next: {follows}.")
-        show(cost, cost.summary(), hints=hints, as_json=as_json)
-        return
     was_finished = is_finished(str(index))
     with log_as_notes("adacur.build"):
-        built = adacur.build(source, chosen or 0, tune=tune, **options)
-    recognising = 0 if built.drift is None else built.drift.n_probes
-    summary = {"index": index, "items": len(built), "anchors": len(built.anchor_queries)}
-    n_queries = counted(len(built.anchor_queries), "anchor query", "anchor queries")
+        done: Any = adacur.build(**options)
+    searching = f"Next: adacur search {quote(str(index))} 'your question'"
+    if isinstance(done, Estimate):
+        again = (
+            f"Next: adacur build {quote(items)} {quote(index or 'INDEX')}, with these options, without --dry-run."
+        )
+        cheaper = {
+            "fewer anchor queries (-n 100)": len(chosen) > 100,
+            "shorter items (--max-item-tokens 64)": (max_item_tokens or 65) > 64,
+            "no vectors (--first bm25)": "dense" in stages,
+            "some of the items (--limit 500)": limit is None,
+            "no anchor queries (-n 0): searches then start from dense vectors or re-rank": bool(chosen),
+        }
+        ways = ", ".join(way for way, helps in cheaper.items() if helps)
+        hints = (
+            f"Cheaper: {ways}." if done.seconds > _LONG_SECONDS and ways else "",
+            f"{searching}." if done.status == "complete" else again,
+        )
+        show(done, done.summary(), hints=hints, as_json=as_json)
+        return
+    recognising = 0 if done.drift is None else done.drift.n_probes
+    n_queries = counted(len(done.anchor_queries), "anchor query", "anchor queries")
     show(
-        summary | {"first": built.first_stages, "recognising": recognising},
-        f"{index}: {len(built):,} items × {n_queries}; first stages {', '.join(built.first_stages)}.",
+        {"index": index, "items": len(done), "anchors": len(done.anchor_queries)}
+        | {"first": done.first_stages, "recognising": recognising},
+        f"{index}: {len(done):,} items × {n_queries}; first stages {', '.join(done.first_stages)}.",
         hints=(
             "It was finished before: no block was scored again." if was_finished else "",
             f"{recognising} calls went into recognising the scorer." if recognising else "",
-            f"Next: adacur search {quote(str(index))} 'your question'{opt.scorer_flag(built.scorer.card.source)}",
+            f"{searching}{opt.scorer_flag(done.scorer.card.source)}",
         ),
         as_json=as_json,
     )

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from typer import Option
 
-from adacur.cli.messages import note, notes, print_table, rows_table, say
+from adacur.cli.messages import note, notes, rows_table, say
 from adacur.data import describe, fetch
 from adacur.scorers import Cached
 
@@ -54,28 +54,29 @@ def demo(budget: Annotated[int, Option(help="Scorer calls per question and metho
     )
     race = Race({one["question"]: one["best"] for one in questions}, budget)
     _show_live(race, index)
-    print_table(race.table())
-    say(f"\n{race.summary()}")
     say(
+        race.table(),
+        f"\n{race.summary()}",
         f"Found: the scorer was asked about it. Paid beforehand: {len(index.anchor_queries)} anchor queries × "
         f"{len(index):,} articles, on a GPU. What a scorer's order is worth to people is another question: "
-        "`adacur try my-folder` answers it for your data."
+        "`adacur try my-folder` answers it for your data.",
     )
     _show_match(index)
     say("\nNext: `adacur try my-folder`, or a question of your own: `adacur search wikivital 'your question'`.")
 
 
 def _show_live(race: Race, index: AnchorIndex) -> None:
-    """Run the race, with a bar for each method that grows as questions are answered."""
+    """Run the race, with a bar for each method that grows as questions are answered; lines where no terminal is."""
     columns = (TextColumn("{task.description:18}"), BarColumn(_BAR), TextColumn("{task.completed} of {task.total}"))
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
         bars = {name: progress.add_task(name, total=race.total) for name in _METHODS}
-        asked = progress.add_task("questions", total=len(race.best))
         for question in race.best:
             race.run(question, index)
             for name, bar in bars.items():
                 progress.update(bar, completed=race.found[name])
-            progress.advance(asked)
+            if not notes.is_terminal:
+                found = ", ".join(f"{name} {n}" for name, n in race.found.items())
+                note(f"{race.n_searched} of {len(race.best)} questions; found by {found}")
 
 
 def _show_match(index: AnchorIndex) -> None:
@@ -91,8 +92,8 @@ def _show_match(index: AnchorIndex) -> None:
         for pair, item in zip(pairs, matched, strict=True)
     ]
     rows += [(_DESCRIPTIONS[int(row)], "no article", "") for row in pairs.unmatched]
-    print_table(rows_table(("description", "article", "score"), rows, texts=2))
-    say(f"\nThe bill: {pairs.bill}; scoring every pair would take {len(_DESCRIPTIONS) * len(index):,} calls.")
+    bill = f"\nThe bill: {pairs.bill}; scoring every pair would take {len(_DESCRIPTIONS) * len(index):,} calls."
+    say(rows_table(("description", "article", "score"), rows, texts=2), bill)
 
 
 def open_index() -> AnchorIndex:
@@ -104,7 +105,8 @@ def open_index() -> AnchorIndex:
         note(f"{name}: {describe(name).origin} ({describe(name).licence})")
         with notes.status(f"fetching {name} …"):
             fetch(name)
-    with notes.status("opening the index …"), warnings.catch_warnings():
+    note("Opening the index.")
+    with warnings.catch_warnings():
         # The scores of the GPU and those of this CPU differ a little, as expected.
         warnings.simplefilter("ignore", DriftWarning)
         index = adacur.load("wikivital")

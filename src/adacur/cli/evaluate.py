@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
+from rich.table import Table
+from typer import Argument, Context, Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import counted, explained, failed, note, print_json, print_table, rows_table
+from adacur.cli.messages import counted, explained, failed, note, rows_table, show
 from adacur.units import duration_range, pace
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _LONG_SECONDS = 600
 
 
 def evaluate(
+    ctx: Context,
     folder: Annotated[
         Path, Argument(metavar="FOLDER", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")
     ],
@@ -55,29 +57,19 @@ def evaluate(
     from adacur import replay as evaluation
 
     # "." and ".." have no name to add to.
-    beside = folder if folder.name not in ("", "..") else folder.resolve()
-    output = output or beside.with_name(f"{beside.name}-results")
-    done = evaluation.evaluate(
-        folder,
-        scorer=opt.opened_scorer(scorer, max_item_tokens, cache=cache),
-        output=output,
-        methods=opt.comma_separated(methods),
-        budgets=opt.whole_numbers("--budgets", budgets),
-        ks=None if k is None else opt.whole_numbers("-k", k),
-        first=opt.comma_separated(first),
-        fuse=fuse,
-        encoder=encoder,
-        anchors=anchors,
-        queries=queries,
-        items=items,
-        seed=seed,
-        on_start=_print_start,
-    )
-    if as_json:
-        print_json(_as_json(done))
-    elif done.runs:
-        _show(done, firsts=opt.comma_separated(first))
-        note(f"{counted(len(done.runs), 'run', 'runs')} stored in {output / 'runs'}.")
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    options = opt.taken_by(evaluation.evaluate, ctx) | {
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache),
+        "output": output or named.with_name(f"{named.name}-results"),
+        "methods": opt.comma_separated(methods),
+        "budgets": opt.whole_numbers("--budgets", budgets),
+        "ks": None if k is None else opt.whole_numbers("-k", k),
+        "first": opt.comma_separated(first),
+    }
+    done = evaluation.evaluate(**options, on_start=_print_start)
+    if done.runs or as_json:
+        stored = f"{counted(len(done.runs), 'run', 'runs')} stored in {options['output'] / 'runs'}."
+        show(_as_json(done), _table(done), hints=[*_notes(done, firsts=first), stored], as_json=as_json)
     for settings, error in done.failed:
         failed(f"{', '.join(f'{name} {value}' for name, value in settings.items())}: {explained(error)}")
     if done.failed:
@@ -102,43 +94,46 @@ def _print_start(start: Start) -> None:
         )
 
 
-def _show(done: Evaluation, *, firsts: Sequence[str]) -> None:
+def _table(done: Evaluation) -> Table:
     from adacur.replay import compare
-    from adacur.replay.comparison import verdict
 
     rows = compare(done.runs)
     measures = list(dict.fromkeys(name for row in rows for name in row.means))
     anchors = max(row.run.settings.get("anchors", 0) for row in rows)
-    shown = rows_table(
+
+    def numbers(row: Row) -> Iterator[str]:
+        for value in (row.run.settings.get("budget"), row.run.settings.get("rounds"), row.paid):
+            yield "" if value is None else f"{value:,}"
+
+    return rows_table(
         ("method", "budget", "rounds", "paid", *measures),
-        [
-            [row.name]
-            + [
-                "" if value is None else f"{value:,}"
-                for value in (*map(row.run.settings.get, ("budget", "rounds")), row.paid)
-            ]
-            + [_cell(row, name) for name in measures]
-            for row in rows
-        ],
+        [[row.name, *numbers(row), *(_cell(row, name) for name in measures)] for row in rows],
         title=f"{done.runs[0].collection}: {done.runs[0].made['items']:,} items, {anchors} anchor queries",
     )
-    print_table(shown)
-    n_queries = len(done.runs[0].query_ids)
+
+
+def _notes(done: Evaluation, *, firsts: str) -> Iterator[str]:
+    """What the table means, and what follows."""
+    from adacur.replay import compare
+    from adacur.replay.comparison import verdict
+
     fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
-    note(
-        f"Means over {n_queries} test queries, with 95 % intervals. recall@k: share of the scorer's k best. "
-        f"paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than "
-        "re-ranking with as many calls, query by query."
+    yield (
+        f"Means over {len(done.runs[0].query_ids)} test queries, with 95 % intervals. recall@k: share of the scorer's k "
+        f"best. paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than re-ranking with "
+        "as many calls, query by query."
     )
     if said := verdict(done.runs):
-        note(said)
-        if firsts == ["bm25"]:
-            beside = "That is beside re-ranking BM25's best. --first bm25,dense compares with a dual encoder's"
-            note(f"{beside}; scores are kept.")
-    ks = [int(name.removeprefix("recall@")) for name in measures if name.startswith("recall@")]
-    if any(0 < row.run.settings.get("budget", 0) < max(ks) for row in rows):
-        note("Where the budget is smaller than k, recall@k cannot exceed budget / k.")
+        yield said
+        if opt.comma_separated(firsts) == ["bm25"]:
+            yield (
+                "That is against re-ranking BM25's best. --first bm25,dense compares with a dual encoder's; scores are "
+                "kept."
+            )
+    ks = [int(name.removeprefix("recall@")) for name in compare(done.runs)[0].means if name.startswith("recall@")]
+    if any(0 < run.settings.get("budget", 0) < max(ks, default=0) for run in done.runs):
+        yield "Where the budget is smaller than k, recall@k cannot exceed budget / k."
 
 
 def _cell(row: Row, measure: str) -> str:

@@ -124,15 +124,11 @@ def compress(
         done = replay.compress(opened, rank=rank, storage=storage, k=k, budget=budget)  # type: ignore[arg-type]
     show(
         {"index": index, **asdict(done)},
-        f"{index}: {megabytes(done.bytes_after)} in memory instead of {megabytes(done.bytes_before)} "
-        f"({done.bytes_before / done.bytes_after:.1f} times less), rank {done.rank}, {done.storage}.\n"
-        f"Recall of the best {done.k} in {done.budget} calls: {done.recall_after:.3f} instead of "
-        f"{done.recall_before:.3f}; it loses {done.lost:.3f}, between {done.low:.3f} and {done.high:.3f} with 95 % "
-        f"confidence.",
-        hints=(
-            f"Measured on {done.queries} held-out anchor queries among {done.items:,} items, without a scorer call.",
-            f"The scores stay in the folder. To search with them again: adacur index compress {quote(index)} --drop",
-        ),
+        f"{index}: {megabytes(done.bytes_after)} in memory instead of {megabytes(done.bytes_before)}, rank "
+        f"{done.rank}, {done.storage}. Recall of the best {done.k} in {done.budget} calls: {done.recall_after:.3f} "
+        f"instead of {done.recall_before:.3f}; it loses {done.lost:.3f} ({done.low:.3f} to {done.high:.3f} with 95 % "
+        f"confidence), measured on {done.queries} held-out anchor queries.",
+        hints=[f"To search with the scores again: adacur index compress {quote(index)} --drop"],
         as_json=as_json,
     )
 
@@ -168,15 +164,14 @@ def _edit(
     change = edit.change
     items, anchors = counted(change.items, "item", "items"), counted(change.anchors, "anchor query", "anchor queries")
     calls = f"{change.calls:,} scorer calls for new scores, {change.recognising:,} to recognise the scorer."
-    tunings = [f"adacur tune {quote(path)} -k {k} --budget {budget}" for k, budget in change.tuned_for]
-    again = {"compressed features": [f"adacur index compress {quote(path)}"], "tunings": tunings}
-    lost = [
-        f"The {what} belonged to the version before. To make them again: {' && '.join(again[what])}"
-        for what in change.lost
-    ]
+    again = {
+        "compressed features": f"adacur index compress {quote(path)}",
+        "tunings": " && ".join(f"adacur tune {quote(path)} -k {k} --budget {n}" for k, n in change.tuned_for),
+    }
+    lost = [f"The {what} belonged to the version before. To make them again: {again[what]}" for what in change.lost]
     show(
         {"index": path, **asdict(change)},
         f"{path}: version {change.version}, {items} × {anchors}.",
-        hints=[*([calls] if change.calls or change.recognising else []), *lost],
+        hints=[calls if change.calls or change.recognising else "", *lost],
         as_json=as_json,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +9,10 @@ import typer
 from typer import Option
 
 from adacur.cli import arguments as opt
-from adacur.cli.messages import counted, note, plain, print_json, rows_table, show
+from adacur.cli.messages import facts_table, plain, show
 from adacur.units import megabytes
 
 if TYPE_CHECKING:
-    from adacur.protocols import ScorerCard
     from adacur.store import IndexFolder
 
 
@@ -40,14 +38,13 @@ def inspect(
     folder = IndexFolder.open(index)
     if anchors:
         rows = [{"id": query.id, "text": query.text} for query in folder.anchor_queries]
-        if as_json:
-            print_json(rows)
-        for row in () if as_json else rows:
-            # Tabs and line ends of a text would look like those of the list; rich makes spaces of every tab.
-            typer.echo(f"{plain(row['id'])}\t{plain(' '.join(row['text'].split()))}")
+        # Line ends of a text would look like those of the list, and rich makes spaces of every tab.
+        lines = (f"{plain(row['id'])}\t{plain(' '.join(row['text'].split()))}" for row in rows)
+        show(rows, as_json=as_json)
+        typer.echo("" if as_json else "\n".join(lines), nl=not as_json)
         return
     facts = _facts(folder)
-    show(facts, rows_table(("", ""), _rows(folder, facts), texts=2), as_json=as_json)
+    show(facts, facts_table(facts | _in_words(folder, facts)), as_json=as_json)
 
 
 def _verify(index: str, *, as_json: bool) -> None:
@@ -64,13 +61,13 @@ def _verify(index: str, *, as_json: bool) -> None:
         if not Path(index).is_dir():
             raise
     report = verify_index(index)
-    if not report.complete and report.ok and (Path(index) / MANIFEST).exists():
-        note(CONTINUE)
+    can_go_on = not report.complete and report.ok and (Path(index) / MANIFEST).exists()
     state = "complete" if report.complete else f"unfinished: {report.blocks_checked} of {report.blocks} blocks"
     whole = [f"{index}: nothing is damaged ({state})."]
     show(
         {"ok": report.ok, "complete": report.complete, "problems": report.problems, "blocks": report.blocks},
         *(whole if report.ok else [f"{problem.file}: {problem.what}" for problem in report.problems]),
+        hints=[CONTINUE] * can_go_on,
         as_json=as_json,
     )
     if not report.ok:
@@ -108,37 +105,19 @@ def _facts(folder: IndexFolder) -> dict[str, Any]:
     }
 
 
-def _rows(folder: IndexFolder, facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _in_words(folder: IndexFolder, facts: dict[str, Any]) -> dict[str, Any]:
+    """Those facts that people want otherwise."""
     from adacur.store.build_blocks import cut_in_words
 
-    card, n_scores = folder.manifest.scorer, facts["items"] * facts["anchors"]
-    exact, compressed = facts["exact_scores"], facts["compressed_bytes"]
-    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    rows = {
-        "items × anchor queries": f"{facts['items']:,} × {facts['anchors']:,} ({facts['dtype']})",
-        "documents": facts["documents"] and f"{facts['documents']:,}, of which the items are passages",
-        "scorer": _in_words(card) if card else "",
-        "prompt": card and card.prompt and repr(card.prompt),
-        "reads": card and card.readout,
-        "cut": facts["cut"] and cut_in_words(facts["cut"], facts["items"], card),
-        "searched by": "" if n_scores else "its first stages; `adacur index add --anchors FILE` adds anchor queries",
-        "exact": exact < n_scores and f"{exact:,} of {n_scores:,} scores are exact, the rest predicted",
-        "first stages": ", ".join((*facts["first"], "random")),
-        "anchor queries": "\n".join(facts["anchor_examples"]),
-        "tuned for": "; ".join(f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"]),
-        "compressed": compressed and f"{megabytes(compressed)} for 'gaussian' searches",
-        "version": f"{facts['version']}, in {counted(facts['parts'], 'part', 'parts')}",
-        "on disk": megabytes(facts["bytes"]),
-        # Each version has its own manifest, so the time is that of the last change.
-        "built" if facts["version"] == 1 else "changed": f"{facts['created']}, {packages}",
+    compressed = facts["compressed_bytes"]
+    return {
+        "cut": facts["cut"] and cut_in_words(facts["cut"], facts["items"], folder.manifest.scorer),
+        "packages": [f"{name} {version}" for name, version in facts["packages"].items()],
+        "bytes": megabytes(facts["bytes"]),
+        "compressed_bytes": compressed and megabytes(compressed),
+        "probes": len(facts["probes"]),
+        "tuned": [f"k = {one.k}, {one.budget} calls ({one.first or 'random'})" for one in facts["tuned"]],
     }
-    return [(name, str(value)) for name, value in rows.items() if value]
-
-
-def _in_words(card: ScorerCard) -> str:
-    # Weights say more than a path, where they are known.
-    origin = f"weights {card.weights}" if card.weights else card.source
-    return ", ".join(part for part in (card.name, card.backend, card.dtype, origin) if part)
 
 
 def _size(folder: Path) -> int:

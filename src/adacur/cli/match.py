@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 from adacur.cli import arguments as opt
 from adacur.cli.messages import notes, show
@@ -15,6 +15,7 @@ from adacur.matching import match as match_tables
 
 
 def match(
+    ctx: Context,
     left: Annotated[
         str, Argument(metavar="LEFT", help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")
     ],
@@ -57,39 +58,17 @@ def match(
     if output is None and not dry_run:
         raise typer.BadParameter("Give the file to write as --output, or --dry-run.")
     stages = opt.comma_separated(first)
-    options: dict[str, Any] = {
+    options = opt.taken_by(match_tables, ctx) | {
         "scorer": opt.opened_scorer(scorer, max_item_tokens, settings=scorer_set),
         "first": stages,
         "encoder": encoder if "dense" in stages else None,
         "path": scores or (output.with_name(f"{output.name}.scores") if output else None),
     }
     with notes.status("reading …") as status:
-        done = match_tables(
-            left,
-            right,
-            above=above,
-            recall=recall,
-            calls_per_row=calls_per_row,
-            total_calls=total_calls,
-            cost=cost,
-            price=price,
-            one_to_one=one_to_one,
-            output=output,
-            force=force,
-            left_text=left_text,
-            right_text=right_text,
-            left_id=left_id,
-            right_id=right_id,
-            learning=learning,
-            audit=audit,
-            seed=seed,
-            dry_run=dry_run,
-            progress=lambda bill: status.update(str(bill)),
-            **options,
-        )
+        done = match_tables(**options, progress=lambda bill: status.update(str(bill)))
     if isinstance(done, MatchEstimate):
         show(done, done.summary(), as_json=as_json)
         return
-    told = ("bill", "certificate", "unmatched", "to_look_at", "failed", "without_text")
-    result = {name: getattr(done, name) for name in told}
+    facts = ("bill", "certificate", "unmatched", "to_look_at", "failed", "without_text", "order", "learned")
+    result = {name: getattr(done, name) for name in facts}
     show(result, f"{output}: {len(done):,} pairs.", hints=[done.summary()], as_json=as_json)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from adacur.as_json import as_json
+from adacur.as_json import as_json as to_json
 from adacur.data import DataWarning
 from adacur.errors import AdacurError
 from adacur.results import Hits
@@ -43,34 +43,29 @@ output = _PlainConsole(highlight=False, emoji=False)
 notes = _PlainConsole(highlight=False, emoji=False, stderr=True)
 
 _WIDTH_OF_FILES = 160
-_STEPS = ("first", "predict", "choose", "score", "solve", "settle")
 _STOPPED = {
     "exhausted": " (no item is left to score)",
     "deadline": " (the deadline came first)",
     "settled": " (enough)",
-    "tokens": " (what is left of the tokens pays for no more)",
-    "cost": " (what is left of the money pays for no more)",
+    "tokens": " (token budget exhausted)",
+    "cost": " (money budget exhausted)",
     "error": " (then came the error below)",
 }
 
 
-def say(message: str) -> None:
-    """Print a line of a result. Not wrapped: terminals do it better, and pipes want whole lines."""
-    output.print(Text(message), soft_wrap=True)
+def say(*shown: str | Table) -> None:
+    """Print lines and tables of a result."""
+    for part in shown:
+        # Lines are not wrapped: terminals do it better, and pipes want whole lines. Where no terminal gives a width,
+        # rich would cut tables at 80.
+        has_width = output.is_terminal or "COLUMNS" in os.environ or not isinstance(part, Table)
+        whole = Text(part) if isinstance(part, str) else part
+        output.print(whole, soft_wrap=isinstance(part, str), width=None if has_width else _WIDTH_OF_FILES)
 
 
 def plain(text: str) -> str:
     """A text for a terminal, with its control characters replaced."""
     return _CONTROL.sub("\ufffd", text)
-
-
-def print_table(table: Table) -> None:
-    """Print a table, as wide as the terminal, or 160 columns where there is none."""
-    if output.is_terminal or "COLUMNS" in os.environ:
-        output.print(table)
-    else:
-        # No terminal, no width: rich would cut at 80.
-        _PlainConsole(highlight=False, emoji=False, width=_WIDTH_OF_FILES).print(table)
 
 
 def rows_table(
@@ -86,13 +81,27 @@ def rows_table(
     return table
 
 
-def show(result: Any, *shown: str | Table, as_json: bool, hints: Iterable[str] = ()) -> None:
+def facts_table(facts: Mapping[str, Any]) -> Table:
+    """Facts by name, a row each; those that say nothing are left out."""
+
+    def cell(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return ", ".join(map(str, value))
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    rows = ((name.replace("_", " "), cell(value)) for name, value in facts.items() if value)
+    return rows_table(("", ""), rows, texts=2)
+
+
+def show(result: Any, *shown: str | Table, as_json: bool = False, hints: Iterable[str] = ()) -> None:
     """Print a result. For machines all of it; for people these lines and tables, and notes on what to do next."""
     if as_json:
-        print_json(result)
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        text = json.dumps(to_json(result), ensure_ascii=not is_utf8)
+        # JSON spells out the control characters of ASCII; terminals obey others too.
+        sys.stdout.write(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) + "\n")
         return
-    for part in shown:
-        print_table(part) if isinstance(part, Table) else say(part)
+    say(*shown)
     for hint in filter(None, hints):
         note(hint)
 
@@ -169,55 +178,34 @@ def log_as_notes(name: str) -> Iterator[None]:
         log.removeHandler(lines)
 
 
-def print_json(value: Any) -> None:
-    """Print a result for machines."""
-    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(as_json(value), ensure_ascii=not is_utf8)
-    # JSON spells out the control characters of ASCII; terminals obey others too.
-    sys.stdout.write(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text) + "\n")
-
-
-def hits_table(hits: Hits, *, title: str) -> Table:
+def hits_table(hits: Hits) -> Table:
     """Hits for people: rank, relevance where it is known, exact score, the round that scored each, and the item."""
-    table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False, expand=True)
+    table = Table(title=Text(hits.query.text), title_justify="left", show_edge=False, pad_edge=False, expand=True)
     for name in ("#", *(() if hits.relevance is None else ("relevance",)), "score", "round"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("id", overflow="fold", max_width=30)
     table.add_column("item", no_wrap=True, overflow="ellipsis", ratio=1)
     for hit in hits:
-        text = " ".join(hit.item.text.split()) if hit.item else ""
-        name = str((hit.item.metadata.get("title") if hit.item else None) or "")
-        head = name if text.startswith(name) else ""
         relevance = () if hit.relevance is None else (f"{hit.relevance:.2f}",)
-        what = Text.assemble((head, "bold"), text[len(head) :])
-        table.add_row(str(hit.rank), *relevance, f"{hit.score:.2f}", str(hit.round or "–"), Text(hit.id), what)
+        text = " ".join(hit.item.text.split()) if hit.item else ""
+        table.add_row(str(hit.rank), *relevance, f"{hit.score:.2f}", str(hit.round or "–"), Text(hit.id), Text(text))
     return table
 
 
-def verdict_line(hits: Hits) -> str:
-    """How good the hits are, and what their relevance means; nothing where nothing tells."""
-    if hits.verdict is None:
-        return ""
-    means = {
-        "judgements": "relevance: the chance to be judged relevant",
-        "anchors": "relevance: the share of anchor queries whose best item scores lower",
-    }.get(hits.trace.settings.get("relevance") or "")
-    return hits.verdict.capitalize() + (f" ({means})." if means else ".")
-
-
-def order_line(hits: Hits) -> str:
-    """What hits that are not in the order of their scores need for an explanation; nothing of others."""
-    weight = hits.trace.settings.get("fuse") or 0.0
-    blended = f"Order: scorer blended with first stage (fuse={weight:g}); --fuse 0 for the scorer's own order."
-    return blended if weight else ""
-
-
-def seconds_line(hits: Hits) -> str:
-    """Calls and seconds per step in one line, in the order in which a round takes the steps."""
-    seconds = hits.trace.seconds
-    in_order = sorted(seconds, key=lambda step: _STEPS.index(step) if step in _STEPS else len(_STEPS))
-    steps = "  ".join(f"{step} {seconds[step]:.3f} s" for step in in_order)
+def notes_on(hits: Hits) -> Iterator[str]:
+    """How good hits are, what their order needs for an explanation, and what they took."""
     trace = hits.trace
+    if hits.verdict is not None:
+        means = {
+            "judgements": " (relevance: the chance to be judged relevant)",
+            "anchors": " (relevance: the share of anchor queries whose best item scores lower)",
+        }.get(trace.settings.get("relevance") or "", "")
+        yield f"{hits.verdict.capitalize()}{means}."
+    if weight := trace.settings.get("fuse"):
+        yield f"Order: scorer blended with first stage (fuse={weight:g}); --fuse 0 for the scorer's own order."
+    if hits.certificate is not None:
+        yield str(hits.certificate)
+    steps = "  ".join(f"{step} {seconds:.3f} s" for step, seconds in trace.seconds.items())
     spent = "" if trace.tokens is None else f", {trace.tokens:,} tokens"
     spent += "" if trace.cost is None else f", {trace.cost}"
-    return f"{hits.trace.calls} scorer calls{spent}{_STOPPED.get(hits.trace.stopped, '')}  {steps}"
+    yield f"{trace.calls} scorer calls{spent}{_STOPPED.get(trace.stopped, '')}  {steps}\n"

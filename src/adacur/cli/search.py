@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from adacur.as_json import as_json as to_json
 from adacur.budget import Budget
 from adacur.cli import arguments as opt
-from adacur.cli.messages import hits_table, note, notes, order_line, seconds_line, show, verdict_line
+from adacur.cli.messages import hits_table, note, notes, notes_on, show
 from adacur.data import read_queries
 from adacur.errors import AdacurError, InputError
 from adacur.names import is_store_url
@@ -135,7 +134,6 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Answer questions, some at a time, and print each as it is answered; of an error, what it leaves."""
-    counts: dict[str, Any] = {}
     # A deadline is that of all questions together.
     together = _TOGETHER if deadline is None else len(questions)
     for start in range(0, len(questions), together):
@@ -147,28 +145,16 @@ def _answer(
             failure, answers = error, [hits for hits in error.hits if hits.trace.calls]
             if not answers:
                 raise
-        calls_none = not any(hits.trace.rounds for hits in answers)
-        if not start and not calls_none:
+        calls_some = any(hits.trace.rounds for hits in answers)
+        if not start and calls_some:
             note(f"Scorer: {opened.scorer.card}")
             if opened.drift is not None and opened.drift.n_probes:
                 note(f"Besides the budget, {opened.drift.n_probes} calls went into recognising the scorer.")
-        if cache is not None and not calls_none:
-            counts = {name: getattr(opened.scorer, name) for name in ("hits", "misses", "hit_rate")}
         for hits in answers:
-            show(
-                to_json(hits) | ({"cache": counts} if counts else {}),
-                hits_table(hits, title=hits.query.text),
-                hints=(
-                    verdict_line(hits),
-                    order_line(hits),
-                    "" if hits.certificate is None else str(hits.certificate),
-                    f"{seconds_line(hits)}\n",
-                ),
-                as_json=as_json,
-            )
+            show(hits, hits_table(hits), hints=notes_on(hits), as_json=as_json)
         sys.stdout.flush()
         if failure is not None:
             raise failure
-    if counts and not as_json:
-        known, new = counts["hits"], counts["misses"]
-        note(f"Cache: {known} of {known + new} scores were known ({counts['hit_rate']:.0%}); {new} were paid for.")
+    if cache is not None and calls_some:
+        known: Any = opened.scorer
+        note(f"Cache: {known.hits} of {known.hits + known.misses} scores were known; {known.misses} were paid for.")

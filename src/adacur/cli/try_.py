@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.table import Table
-from rich.text import Text
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
-from adacur.as_json import as_json as to_json
 from adacur.cli import arguments as opt
-from adacur.cli.messages import note, print_table, say
+from adacur.cli.messages import note, rows_table, show
 from adacur.units import duration
 
 if TYPE_CHECKING:
@@ -20,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def try_(
+    ctx: Context,
     folder: Annotated[
         Path,
         Argument(
@@ -42,7 +39,7 @@ def try_(
     save_queries: Annotated[
         Path | None, Option(metavar="FILE", help="Write the queries that were used to this .jsonl file.")
     ] = None,
-    json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write all figures to this file.")] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Say whether a scorer is worth its calls on your data.
 
@@ -54,35 +51,27 @@ def try_(
     """
     from adacur.replay import try_collection
 
-    trial = try_collection(
-        folder,
-        scorer=opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
-        encoder=None if encoder == "none" else encoder,
-        minutes=minutes,
-        calls=calls,
-        seed=seed,
-        id_field=id_field,
-        text_fields=text_field,
-        save_queries=save_queries,
-        on_plan=_print_plan,
-    )
-    if json_file is not None:
-        json_file.write_text(json.dumps(to_json(trial), indent=1) + "\n", encoding="utf-8")
-        note(f"All figures: {json_file}")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    for answer in trial.answers:
-        table.add_row(Text(answer.question), Text(answer.words))
-    print_table(table)
+    options = opt.taken_by(try_collection, ctx) | {
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
+        "encoder": None if encoder == "none" else encoder,
+        "text_fields": text_field,
+    }
+    trial = try_collection(**options, on_plan=_print_plan)
     plan = trial.plan
     earlier = f" {trial.known:,} more were known." if trial.known else ""
     planned = plan.n_queries + plan.n_more
     fewer = f" The time was over after {trial.n_queries} of {planned} queries." * (trial.n_queries < planned)
-    note(f"{trial.calls:,} pairs scored in {duration(trial.seconds)}.{earlier}{fewer} Intervals are of 95 %.")
-    note(f"The queries: {trial.queries_file}\nNext:")
-    for line in trial.commands:
-        say(f"  {line}")
+    show(
+        trial,
+        rows_table(("", ""), [(answer.question, answer.words) for answer in trial.answers], texts=2),
+        "Next:",
+        *(f"  {line}" for line in trial.commands),
+        hints=(
+            f"{trial.calls:,} pairs scored in {duration(trial.seconds)}.{earlier}{fewer} Intervals are of 95 %.",
+            f"The queries: {trial.queries_file}",
+        ),
+        as_json=as_json,
+    )
 
 
 def _print_plan(plan: TrialSizes) -> None:

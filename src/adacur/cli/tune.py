@@ -85,14 +85,11 @@ def _show_costs(path: str, above: float, *, as_json: bool) -> None:
 
     with adacur.load(path, check=False) as opened, notes.status("replaying anchor queries …"):
         costs = find_costs(opened, above=above)
-    figures = [
-        {"recall": recall} | {name: getattr(one, name) for name in ("calls", "n", "reasons")}
-        for recall, one in costs.items()
-    ]
+    facts = [{"recall": r, "calls": one.calls, "n": one.n, "reasons": one.reasons} for r, one in costs.items()]
     rows = [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()]
     reasons = dict.fromkeys(reason for one in costs.values() for reason in one.reasons)
     table = rows_table(("recall", "mean calls", "anchor queries"), rows)
-    show({"above": above, "costs": figures}, table, *reasons, as_json=as_json)
+    show({"above": above, "costs": facts}, table, *reasons, as_json=as_json)
 
 
 def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k: int, budget: int, seed: int) -> None:
@@ -106,8 +103,8 @@ def _tell_cost(index: AnchorIndex, qrels: Path, queries: int | str | None, *, k:
         )
     calls = judged.most_calls(index, k=k, budget=budget)
     new = sum(query.text not in judged.known for query in judged.queries)
-    told = f"{len(judged.queries)} judged queries, {new} of them no anchor queries"
-    note(f"{told}: at most {calls:,} scorer calls." if calls else f"{told}: no scorer call.")
+    spent = f"at most {calls:,} scorer calls" if calls else "no scorer call"
+    note(f"{len(judged.queries)} judged queries, {new} of them no anchor queries: {spent}.")
 
 
 def _where(index: AnchorIndex, tuning: Tuning) -> str:
@@ -115,16 +112,13 @@ def _where(index: AnchorIndex, tuning: Tuning) -> str:
     from adacur.search.tuned import TUNED, reach_of, read_tunings
     from adacur.store import home_of
 
-    assert index.path is not None
-    home = home_of(index.path)
+    home = home_of(Path(str(index.path)))
     if tuning not in read_tunings(home, anchor_queries=index.anchor_queries):
         return f"{index.path} cannot be written to, so nothing is stored."
     largest = tuning.judged.largest if tuning.judged else tuning.budget
     (least_k, most_k), least, most = reach_of(tuning.k), reach_of(tuning.budget)[0], reach_of(largest)[1]
-    used = f"used by searches with k {least_k}–{most_k} and budget {least}–{most}"
-    if tuning.judged:
-        used += f"; those that name no budget spend {min(tuning.budget, USUAL_CALLS)} calls"
-    return f"Stored in {home}/{TUNED}; {used}."
+    usual = f"; those that name no budget spend {min(tuning.budget, USUAL_CALLS)} calls" if tuning.judged else ""
+    return f"Stored in {home}/{TUNED}; used by searches with k {least_k}–{most_k} and budget {least}–{most}{usual}."
 
 
 def _shown(tuning: Tuning, verdict: str) -> Iterator[str | Table]:
@@ -138,15 +132,10 @@ def _shown(tuning: Tuning, verdict: str) -> Iterator[str | Table]:
         )
         means = [(name, stage, *_interval(mean.value, mean.low, mean.high), str(n)) for name, stage, mean, n in rows]
         yield rows_table(("judged", "first stage", judged.measure, "95 % interval", "calls"), means)
-    recalls = [
-        (
-            one.method,
-            (one.method == "rerank" and tuning.rerank_first) or first,
-            *_interval(one.recall, one.low, one.high),
-            str(tuning.budget),
-        )
-        for one in tuning.predictions
-    ]
+    recalls = []
+    for one in tuning.predictions:
+        stage = (one.method == "rerank" and tuning.rerank_first) or first
+        recalls.append((one.method, stage, *_interval(one.recall, one.low, one.high), str(tuning.budget)))
     yield rows_table(("method", "first stage", f"top-{tuning.k} recall", "95 % interval", "calls"), recalls)
     if not tuning.is_exact:
         yield (
