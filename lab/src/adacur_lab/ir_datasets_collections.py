@@ -8,7 +8,7 @@ import ir_datasets
 
 from adacur.data import JudgedCollection
 from adacur.data.files import joined
-from adacur.data.lines import warn_left_out
+from adacur.data.rows import warn_left_out
 from adacur.errors import FetchError, InputError, UnknownName
 from adacur.records import Item, Query
 from adacur.spelling import did_you_mean

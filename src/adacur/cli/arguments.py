@@ -28,38 +28,18 @@ DEFAULT_ENCODER = "bge-small-en-v1.5"
 
 IndexPath = Annotated[str, Argument(metavar="INDEX", help="An index folder; where it is only read, also a URL.")]
 ItemsPath = Annotated[
-    str,
-    Argument(
-        metavar="ITEMS",
-        help="Items: .jsonl, .json, .csv, .tsv, .txt (also .gz) or .parquet, a BEIR folder, 'wikivital' or 'mondo', or "
-        "the URL of a collection, such as qdrant://localhost:6333/articles.",
-    ),
+    str, Argument(metavar="ITEMS", help="A file (.jsonl, .csv, .txt …), a BEIR folder, 'wikivital', 'mondo', or a URL.")
 ]
 ScorerName = Annotated[
-    str,
-    Option(
-        "--scorer",
-        help="A known name, a folder with an ONNX or transformers cross-encoder, a hub name org/name, the URL of a "
-        "service, or module:function.",
-    ),
+    str, Option("--scorer", help="A known name, a model's folder, a hub name, a service's URL, or module:function.")
 ]
 ScorerSettings = Annotated[
-    list[str] | None,
-    Option(
-        "--scorer-set",
-        metavar="NAME=VALUE",
-        help="An option of the scorer, such as instruction='Find the disease.' or device=cpu; may be repeated.",
-    ),
+    list[str] | None, Option("--scorer-set", metavar="NAME=VALUE", help="An option of the scorer, such as device=cpu.")
 ]
 ScorerOfIndex = Annotated[str | None, Option("--scorer", help="The scorer that built the index; default: as it says.")]
-EncoderName = Annotated[
-    str | None,
-    Option("--encoder", help="The encoder of the item vectors; default: as the index says. A collection needs it."),
-]
+EncoderName = Annotated[str | None, Option("--encoder", help="Of the item vectors; default: as the index says.")]
 AllowCode = Annotated[bool, Option("--allow-code", help="Open what the folder names, even a function or a service.")]
-IdField = Annotated[
-    str | None, Option("--id-field", help="The field or column with the item's id; 'line' numbers the lines.")
-]
+IdField = Annotated[str | None, Option("--id-field", help="The field with the id; 'line' numbers the lines.")]
 TextFields = Annotated[list[str] | None, Option("--text-field", help="A field with the item's text; may be repeated.")]
 MaxItemTokens = Annotated[int | None, Option("--max-item-tokens", min=1, help="Cut items to N tokens.")]
 CacheFile = Annotated[Path | None, Option("--cache", help="A file that stores scores between runs.")]

@@ -25,19 +25,10 @@ _LONG_SECONDS = 600
 def build(
     ctx: Context,
     items: opt.ItemsPath,
-    index: Annotated[
-        str | None, Argument(metavar="INDEX", help="The folder to write; an interrupted build continues.")
-    ] = None,
+    index: Annotated[str | None, Argument(metavar="INDEX", help="The folder to write.")] = None,
     anchors: Annotated[Path | None, Option(help="A file of anchor queries; default: pseudo-queries.")] = None,
     n_anchors: Annotated[
-        int | None,
-        Option(
-            "-n",
-            "--number",
-            min=0,
-            help="Use the first N; without --anchors, make N pseudo-queries (250, or one per item if fewer). 0 scores "
-            "nothing: searches predict from dense vectors alone, or re-rank.",
-        ),
+        int | None, Option("-n", "--number", min=0, help="Use the first N, or make N (default: 250); 0 scores nothing.")
     ] = None,
     queries: Annotated[Path | None, Option(help="Also write the anchor queries to this .jsonl file.")] = None,
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
@@ -53,22 +44,12 @@ def build(
     seed: opt.Seed = 0,
     id_field: opt.IdField = None,
     text_field: opt.TextFields = None,
-    repeated: Annotated[
-        Repeated, Option(help="Items whose id was there before: refuse them, or keep the first of each.")
-    ] = "refuse",
+    repeated: Annotated[Repeated, Option(help="Ids that repeat: refuse them, or keep the first of each.")] = "refuse",
     limit: Annotated[int | None, Option(min=1, help="Take only the first N items, to try things out.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Time the scorer, print the cost, and write no index.")] = False,
     price: opt.PriceOfScorer = None,
-    passages: Annotated[
-        int | None, Option(min=20, help="Split items of more than N words into overlapping passages of a document.")
-    ] = None,
-    fuse: Annotated[
-        float | None,
-        Option(
-            help="The first stage's weight in the order of hits, remembered by the index: 0 is the scorer's own order; "
-            "default: 1 for a reranker, 0 for a function or a judge."
-        ),
-    ] = None,
+    passages: Annotated[int | None, Option(min=20, help="Split items of more than N words into passages.")] = None,
+    fuse: Annotated[float | None, Option(help="The weight of the first stage, where a search names none.")] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Make an index: score every item against the anchor queries.
@@ -102,9 +83,7 @@ def build(
         done: Any = adacur.build(**options)
     searching = f"Next: adacur search {quote(str(index))} 'your question'"
     if isinstance(done, Estimate):
-        again = (
-            f"Next: adacur build {quote(items)} {quote(index or 'INDEX')}, with these options, without --dry-run."
-        )
+        again = f"Next: adacur build {quote(items)} {quote(index or 'INDEX')}, with these options, without --dry-run."
         cheaper = {
             "fewer anchor queries (-n 100)": len(chosen) > 100,
             "shorter items (--max-item-tokens 64)": (max_item_tokens or 65) > 64,

@@ -23,20 +23,14 @@ _LONG_SECONDS = 600
 
 def evaluate(
     ctx: Context,
-    folder: Annotated[
-        Path, Argument(metavar="FOLDER", help="A BEIR folder: corpus.jsonl, queries.jsonl, qrels/test.tsv.")
-    ],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="A BEIR folder: corpus, queries, qrels.")],
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
     max_item_tokens: opt.MaxItemTokens = None,
     methods: Annotated[str, Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
     budgets: Annotated[str, Option(help="Scorer calls per query, with commas.")] = "25,50,100",
     k: Annotated[str | None, Option("-k", "--k", help="Recall at these k; default: 1,10.")] = None,
-    first: Annotated[
-        str, Option(help="First stages, with commas: bm25, dense, random; several are also joined.")
-    ] = "bm25",
-    fuse: Annotated[
-        float | None, Option(help="The first stage's weight in the order that is judged; default: as searches have it.")
-    ] = None,
+    first: Annotated[str, Option(help="First stages, with commas; several are also joined.")] = "bm25",
+    fuse: Annotated[float | None, Option(help="The first stage's weight in the order that is judged.")] = None,
     encoder: Annotated[str | None, Option(help="Encoder of the dense first stage.")] = None,
     anchors: Annotated[int, Option(min=1, help="The number of anchor queries.")] = 100,
     queries: Annotated[int, Option(min=1, help="The number of test queries.")] = 30,
@@ -120,8 +114,8 @@ def _notes(done: Evaluation, *, firsts: str) -> Iterator[str]:
     fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
     yield (
-        f"Means over {len(done.runs[0].query_ids)} test queries, with 95 % intervals. recall@k: share of the scorer's k "
-        f"best. paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than re-ranking with "
+        f"Means over {len(done.runs[0].query_ids)} test queries with 95 % intervals. recall@k: share of the scorer's "
+        f"k best. paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than re-ranking with "
         "as many calls, query by query."
     )
     if said := verdict(done.runs):

@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
 def add(
     index: opt.IndexPath,
-    items: Annotated[
-        Path | None, Argument(metavar="ITEMS", help="Items as for build, with the fields of the index.")
-    ] = None,
-    anchors: Annotated[
-        Path | None, Option(help="Anchor queries to add, for one scorer call per item each: more predict better.")
-    ] = None,
+    items: Annotated[Path | None, Argument(metavar="ITEMS", help="Items with the fields of the index.")] = None,
+    anchors: Annotated[Path | None, Option(help="Anchor queries to add, for one scorer call per item each.")] = None,
     replace: Annotated[bool, Option("--replace", help="The items are there already: give them these texts.")] = False,
     scorer: opt.ScorerOfIndex = None,
     allow_code: opt.AllowCode = False,

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 def inspect(
     index: opt.IndexPath,
-    anchors: Annotated[
-        bool, Option("--anchors", help="Instead: the anchor queries, id and text, a line each.")
-    ] = False,
-    verify: Annotated[
-        bool, Option("--verify", help="Instead: read all of it and name what is damaged; exit code 1 if anything is.")
-    ] = False,
+    anchors: Annotated[bool, Option("--anchors", help="Instead: the anchor queries, a line each.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Instead: read all of it, and name what is damaged.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Show what an index holds, or whether it is damaged.

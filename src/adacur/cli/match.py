@@ -16,12 +16,8 @@ from adacur.matching import match as match_tables
 
 def match(
     ctx: Context,
-    left: Annotated[
-        str, Argument(metavar="LEFT", help="The left table: .csv, .tsv, .jsonl, .json or .parquet (also .gz).")
-    ],
-    right: Annotated[
-        str, Argument(metavar="RIGHT", help="The right table, or an index folder; the left one again for duplicates.")
-    ],
+    left: Annotated[str, Argument(metavar="LEFT", help="The left table: .csv, .tsv, .jsonl, .json or .parquet.")],
+    right: Annotated[str, Argument(metavar="RIGHT", help="The right one, or an index; LEFT again for duplicates.")],
     output: Annotated[Path | None, Option("-o", "--output", help="The pairs, as CSV; NAME.partial until then.")] = None,
     above: Annotated[float, Option(help="The least score of a pair.")] = ...,  # type: ignore[assignment]
     recall: Annotated[float, Option(help="The share of these pairs to find, as far as can be told.")] = 0.9,
@@ -39,9 +35,7 @@ def match(
     right_text: Annotated[str | None, Option(help="The same of the right table.")] = None,
     left_id: Annotated[str | None, Option(help="Column of the id; default: id, else row numbers.")] = None,
     right_id: Annotated[str | None, Option(help="The same of the right table.")] = None,
-    scores: Annotated[
-        Path | None, Option(help="The file that keeps every paid score; default: the output's name and .scores.")
-    ] = None,
+    scores: Annotated[Path | None, Option(help="The file of all paid scores; default: OUTPUT.scores.")] = None,
     learning: Annotated[bool, Option(help="Let earlier rows inform later ones.")] = True,
     audit: Annotated[int, Option(min=0, help="Re-rank N random rows to --calls-per-row: a certificate.")] = 0,
     seed: opt.Seed = 0,

@@ -36,13 +36,7 @@ def search(
     queries: _Questions = None,
     k: Annotated[int | None, Option("-k", "--k", help="Items to return; default: 10, or the budget if less.")] = None,
     settings: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An option of the method, such as rounds=3 or seed=1; may be repeated. A wrong name "
-            "lists those that the method takes.",
-        ),
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="An option of the method, such as rounds=3.")
     ] = None,
     scorer: opt.ScorerOfIndex = None,
     encoder: opt.EncoderName = None,

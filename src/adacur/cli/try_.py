@@ -17,28 +17,18 @@ if TYPE_CHECKING:
 
 def try_(
     ctx: Context,
-    folder: Annotated[
-        Path,
-        Argument(
-            metavar="FOLDER",
-            help="Items (corpus.jsonl or one file), and if there are any queries.jsonl and qrels/test.tsv.",
-        ),
-    ],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Items, and queries and judgements if there are any.")],
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
     scorer_set: opt.ScorerSettings = None,
     max_item_tokens: opt.MaxItemTokens = None,
-    encoder: Annotated[str, Option(help="Encoder of the dense first stage; 'none' leaves it out.")] = (
-        opt.DEFAULT_ENCODER
-    ),
+    encoder: Annotated[str, Option(help="Of the dense first stage; 'none' leaves it out.")] = opt.DEFAULT_ENCODER,
     minutes: Annotated[float, Option(help="The time that encoding and scoring may take.")] = 5.0,
     calls: Annotated[int | None, Option(min=1, help="Also make at most N scorer calls.")] = None,
     seed: opt.Seed = 0,
     id_field: opt.IdField = None,
     text_field: opt.TextFields = None,
     cache: opt.CacheFile = None,
-    save_queries: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the queries that were used to this .jsonl file.")
-    ] = None,
+    save_queries: Annotated[Path | None, Option(help="Write the queries that were used to this file.")] = None,
     as_json: opt.Json = False,
 ) -> None:
     """Say whether a scorer is worth its calls on your data.

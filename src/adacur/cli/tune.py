@@ -25,23 +25,10 @@ def tune(
     k: opt.K = 10,
     budget: opt.Budget = 100,
     queries: Annotated[
-        str | None,
-        Option(
-            metavar="N|FILE",
-            help="Replay at most N anchor queries (100; 300 if judged); or, with --qrels, a file of judged queries.",
-        ),
+        str | None, Option(metavar="N|FILE", help="At most N anchor queries; or, with --qrels, a file of judged ones.")
     ] = None,
-    qrels: Annotated[
-        Path | None,
-        Option(help="Judgements of the anchor queries, or of --queries: BEIR or TREC. They choose by nDCG."),
-    ] = None,
-    above: Annotated[
-        float | None,
-        Option(
-            help="Tell instead what `adacur find` costs: the calls by which recalls of all items above this line "
-            "can be promised."
-        ),
-    ] = None,
+    qrels: Annotated[Path | None, Option(help="Judgements, BEIR or TREC; they choose by nDCG.")] = None,
+    above: Annotated[float | None, Option(help="Instead: what `find` costs above this line, for some recalls.")] = None,
     scorer: opt.ScorerOfIndex = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,

@@ -1,18 +1,18 @@
 """Items, queries and judgements from files; splits; pseudo-queries; models and collections by name.
 
-Where to change what: `files` reads records of every format and `lines` the lines of a file; `collections` has what BEIR
-folders and mondo become; `catalogue` fetches models and collections by name; `stored`
-reads JSON and arrays of folders that may be damaged.
+Where to change what: `rows` reads files of every format, and `files` makes records of their rows; `collections` has
+what BEIR folders and mondo become; `catalogue` fetches models and collections by name; `stored` reads JSON and arrays
+of folders that may be damaged.
 """
 
 from __future__ import annotations
 
-from adacur.data.catalogue import Asset, cache_folder, describe, fetch, is_fetched, names
+from adacur.data.catalogue import Asset, cache_folder, describe, fetch, names
 from adacur.data.collections import JudgedCollection, mondo, read_beir, wikivital
 from adacur.data.files import ItemFile, as_items, read_items, read_qrels, read_queries, write_queries
-from adacur.data.lines import DataWarning
 from adacur.data.passages import Passages
 from adacur.data.pseudo_queries import pseudo_queries
+from adacur.data.rows import DataWarning
 from adacur.data.splits import QuerySplit, split_queries
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "cache_folder",
     "describe",
     "fetch",
-    "is_fetched",
     "mondo",
     "names",
     "pseudo_queries",

