@@ -114,9 +114,9 @@ def _notes(done: Evaluation, *, firsts: str) -> Iterator[str]:
     fuses = " and ".join(f"{fuse:g}" for fuse in sorted({run.settings["fuse"] for run in done.runs} - {0.0}))
     ordered = f" The order that is judged is blended with the first stage's: fuse {fuses}." if fuses else ""
     yield (
-        f"Means over {len(done.runs[0].query_ids)} test queries with 95 % intervals. recall@k: share of the scorer's k "
-        f"best. paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than re-ranking with as "
-        "many calls, query by query."
+        f"Means over {len(done.runs[0].query_ids)} test queries with 95 % intervals. recall@k: share of the scorer's "
+        f"k best. paid: scorer calls before the first search.{ordered} ▲ ▼: certainly more or less than re-ranking "
+        "with as many calls, query by query."
     )
     if said := verdict(done.runs):
         yield said
