@@ -26,7 +26,7 @@ from score_folders import ScoreFolder, read_score_folder
 import adacur
 from adacur import BM25, AnchorIndex, Dense, Gaussian, Hits, Item, Query
 from adacur.replay import bootstrap_interval, judged_quality, top_k_recall
-from adacur.replay.tuning_verdict import verdict
+from adacur.replay.tune_index import verdict
 from adacur_lab.known_vectors import KnownVectors
 
 K = 10

@@ -22,8 +22,7 @@ from score_folders import read_score_folder
 
 from adacur import Hits
 from adacur.replay import bootstrap_interval, judged_quality
-from adacur.replay.chosen_settings import replays
-from adacur.replay.learned_effort import courses_of, learned_effort
+from adacur.replay.chosen_settings import courses_of, learned_effort, replays
 from adacur.replay.searches import Way
 from adacur.search.tuned import Tuning, default_settings
 

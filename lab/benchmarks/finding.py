@@ -31,8 +31,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur.records import Query
 from adacur.replay.certificates import LIMITS, Courses, is_below
-from adacur.replay.known_scores import KnownScores
-from adacur.replay.searches import leaving_out
+from adacur.replay.searches import KnownScores, leaving_out
 from adacur.search.finding import expected_above, finding_rounds
 from adacur.search.plan import Plan
 from adacur.search.planning import plan_search

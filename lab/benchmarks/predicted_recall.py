@@ -22,8 +22,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur.replay import top_k_recall
 from adacur.replay.chosen_settings import choose_settings
-from adacur.replay.held_out import HeldOut
-from adacur.replay.searches import Searches, method_of
+from adacur.replay.searches import HeldOut, Searches, method_of
 from adacur.search.tuned import GaussianSettings, default_settings
 
 

@@ -27,8 +27,7 @@ from score_folders import ScoreFolder, read_score_folder
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
 from adacur.model.scale import ScoreScale
-from adacur.replay.calibration import calibration_error, judged_relevance
-from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches
+from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches, calibration_error, judged_relevance
 from adacur.replay.searches import Way
 from adacur.search.relevance import Relevance
 from adacur.search.tuned import default_settings

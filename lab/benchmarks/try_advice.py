@@ -29,9 +29,8 @@ from adacur.first_stages import EncoderCard
 from adacur.replay import Trial, try_collection
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
-from adacur.replay.measuring import Measured, measure
+from adacur.replay.measuring import Measured, TrialSizes, measure
 from adacur.replay.searches import Asked, Way
-from adacur.replay.trial_sizes import TrialSizes
 from adacur.scorers import MatrixScorer
 from adacur_lab.experiments import Testbed
 

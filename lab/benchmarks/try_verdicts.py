@@ -40,10 +40,9 @@ from adacur.data import read_items, read_queries
 from adacur.replay import TrialSizes
 from adacur.replay.advice import Advice
 from adacur.replay.material import read_material
-from adacur.replay.means import bootstrap_interval
-from adacur.replay.measuring import Measured, measure
+from adacur.replay.measures import bootstrap_interval
+from adacur.replay.measuring import Measured, measure, plan_trial
 from adacur.replay.searches import Way
-from adacur.replay.trial_sizes import plan_trial
 from adacur.scorers import MatrixScorer
 
 NAMES = ("scifact", "wikivital", "mondo")

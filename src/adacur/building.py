@@ -18,8 +18,8 @@ from adacur.money import Price
 from adacur.names import ITEMS_IN, is_store_url, named
 from adacur.protocols import FirstStage
 from adacur.records import Item, Query, as_queries
-from adacur.replay.means import FEWEST_QUERIES
-from adacur.replay.tuning_verdict import verdict
+from adacur.replay.measures import FEWEST_QUERIES
+from adacur.replay.tune_index import verdict
 from adacur.scorers.by_name import scorer as open_scorer
 from adacur.search import AnchorIndex, index_stages
 from adacur.search.at_rest import store_at_rest

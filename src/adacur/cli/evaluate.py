@@ -132,7 +132,7 @@ def _notes(done: Evaluation, *, firsts: str) -> Iterator[str]:
 
 def _cell(row: Row, measure: str) -> str:
     """Without leading zeros a row fits a terminal of 88 columns."""
-    from adacur.replay.means import FEWEST_QUERIES
+    from adacur.replay.measures import FEWEST_QUERIES
 
     if measure not in row.means:
         return ""

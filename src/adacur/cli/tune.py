@@ -43,7 +43,7 @@ def tune(
     Example: adacur tune my.adacur -k 10 --budget 100
     """
     import adacur
-    from adacur.replay.tuning_verdict import verdict
+    from adacur.replay.tune_index import verdict
 
     if above is not None:
         _show_costs(index, above, as_json=as_json)

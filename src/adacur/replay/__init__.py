@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from adacur.replay.advice import Answer
 from adacur.replay.certificates import find_costs
-from adacur.replay.comparison import Row, compare
+from adacur.replay.comparison import Row, Run, compare, paired_difference
 from adacur.replay.compression import Compression, compress, decompress
 from adacur.replay.evaluating import Evaluation, Start, evaluate
 from adacur.replay.judged_tuning import JudgedQueries
-from adacur.replay.means import bootstrap_interval, mean_of
-from adacur.replay.measures import exact_scores, judged_quality, top_k_recall
-from adacur.replay.runs import Run, paired_difference
+from adacur.replay.measures import bootstrap_interval, exact_scores, judged_quality, mean_of, top_k_recall
+from adacur.replay.measuring import TrialSizes
 from adacur.replay.searches import replay
 from adacur.replay.trial import Trial, try_collection
-from adacur.replay.trial_sizes import TrialSizes
 from adacur.replay.tune_index import judged_queries, tune
 from adacur.search.tuned import Judged, Mean, Tuning
 

@@ -19,8 +19,7 @@ from adacur.protocols import ScorerCard
 from adacur.replay.chosen_settings import best_stage
 from adacur.replay.comparison import JUDGED
 from adacur.replay.judged_tuning import is_gain
-from adacur.replay.means import FEWEST_QUERIES, MATTERS, gains, mean_of
-from adacur.replay.measures import can_judge
+from adacur.replay.measures import FEWEST_QUERIES, MATTERS, can_judge, gains, mean_of
 from adacur.replay.measuring import Measured
 from adacur.replay.searches import Way
 from adacur.scorers.consent import why_consent

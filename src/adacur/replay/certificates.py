@@ -26,9 +26,7 @@ from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.features import unit_vectors
 from adacur.records import Query
-from adacur.replay.held_out import exact_anchors
-from adacur.replay.known_scores import KnownScores
-from adacur.replay.searches import leaving_out
+from adacur.replay.searches import KnownScores, exact_anchors, leaving_out
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.filters import allowed_by

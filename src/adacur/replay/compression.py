@@ -16,10 +16,8 @@ from adacur.model import Features, GaussianModel, Storage
 from adacur.model.features import rows_at
 from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
-from adacur.replay.held_out import HeldOut, check_anchors, check_exact
-from adacur.replay.known_scores import KnownScores
-from adacur.replay.means import mean_of
-from adacur.replay.searches import Searches, Way
+from adacur.replay.measures import mean_of
+from adacur.replay.searches import HeldOut, KnownScores, Searches, Way, check_anchors, check_exact
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.at_rest import slopes_of_stages, store_at_rest

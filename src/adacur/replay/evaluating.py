@@ -22,12 +22,10 @@ from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.protocols import FirstStage, Scorer
 from adacur.records import Item, Query
-from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER
-from adacur.replay.known_scores import KnownScores
+from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER, Run
 from adacur.replay.material import Material, digest_of, plain_text, read_material
 from adacur.replay.measures import can_judge, kth_best
-from adacur.replay.runs import Run
-from adacur.replay.searches import Searches, Way
+from adacur.replay.searches import KnownScores, Searches, Way
 from adacur.scorers import Cached
 from adacur.scorers import scorer as open_scorer
 from adacur.search import AnchorIndex

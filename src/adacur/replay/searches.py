@@ -1,6 +1,6 @@
 """The one machine of this room: queries whose scores are known, searched as if they were new, each way once.
 
-`tune`, `try_collection` and `evaluate` measure what these searches find.
+`tune`, `try_collection`, `evaluate` and certificates measure what these searches find.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from adacur.arrays import FloatArray, IntArray
-from adacur.errors import InputError
+from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.errors import InputError, UnknownName
 from adacur.first_stages import Placed
 from adacur.first_stages.joined import SEPARATOR
 from adacur.model import GaussianModel
+from adacur.model.acquire import best_positions
 from adacur.model.rank_slopes import RankSlopes
-from adacur.protocols import AnchorScores, Approximation, Approximator, Ranking, Scorer
-from adacur.records import Query, as_queries
-from adacur.replay.held_out import check_anchors, check_exact
-from adacur.replay.known_scores import KnownScores
-from adacur.replay.measures import Qrels, exact_scores, judged_quality, recall_above
+from adacur.protocols import AnchorScores, Approximation, Approximator, Items, Ranking, Scorer, ScorerCard
+from adacur.records import Pair, Query, as_queries
+from adacur.replay.measures import Qrels, exact_scores, judged_quality, kth_best, recall_above
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS
@@ -33,6 +32,101 @@ from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
 from adacur.search.stopping import Stop
 from adacur.search.tuned import GaussianSettings
+from adacur.seeds import item_keys, stream_key, uniform
+from adacur.store import AnchorTable, IndexFolder
+
+
+class KnownScores:
+    """The scorer of a replay: scores of shape (items, queries), looked up by position where both are the same items."""
+
+    card = ScorerCard(name="known scores", backend="none")
+
+    def __init__(self, queries: Sequence[Query], items: Items, scores: FloatArray) -> None:
+        self._columns = {query.id: column for column, query in enumerate(queries)}
+        self._items = items
+        self._scores = scores
+
+    @classmethod
+    def of(cls, anchors: AnchorScores) -> KnownScores:
+        """Those of anchor queries."""
+        return cls(anchors.anchor_queries, anchors.items, anchors.matrix)
+
+    def columns(self, queries: Sequence[Query]) -> IntArray:
+        """The places of these queries among those whose scores are known."""
+        if unknown := [query.id for query in queries if query.id not in self._columns]:
+            raise UnknownName(f"Only queries with known scores can be replayed; {unknown[0]!r} has none.")
+        return np.array([self._columns[query.id] for query in queries], dtype=np.intp)
+
+    def score(self, pairs: Sequence[Pair]) -> FloatArray:
+        """One score per pair, in order."""
+        positions = self._items.positions(item.id for _, item in pairs)
+        return np.asarray(self._scores[positions, self.columns([query for query, _ in pairs])])
+
+    def score_at(self, items: Items, queries: Sequence[Query], query_of: IntArray, positions: IntArray) -> FloatArray:
+        """One score per pair, without a text."""
+        if items is not self._items:
+            positions = self._items.positions(items.ids[at] for at in positions.tolist())
+        return np.asarray(self._scores[positions, self.columns(queries)[query_of]])
+
+
+class HeldOut:
+    """Up to `queries` anchor queries, by a seeded draw that does not depend on their order."""
+
+    def __init__(self, anchors: AnchorScores, *, queries: int, seed: int = 0) -> None:
+        keys = item_keys(query.id for query in anchors.anchor_queries)
+        draws = uniform(stream_key(seed, "held out"), keys)
+        self.anchors = anchors
+        self.seed = seed
+        self.positions: IntArray = np.sort(best_positions(draws, min(queries, len(keys)), keys=keys))
+        self.queries: list[Query] = [anchors.anchor_queries[at] for at in self.positions.tolist()]
+
+    def least(self, k: int) -> FloatArray:
+        """Of each query, the score that the true top k have at least."""
+        exact = np.ascontiguousarray(self.anchors.matrix[:, self.positions].T)
+        return kth_best(exact, min(k, exact.shape[1]))
+
+    def rest(self) -> AnchorTable:
+        """The index without them."""
+        others = np.setdiff1d(np.arange(len(self.anchors.anchor_queries)), self.positions)
+        return some_anchors(self.anchors, others)
+
+
+def some_anchors(anchors: AnchorScores, which: IntArray) -> AnchorTable:
+    """The anchor queries at these positions, in memory."""
+    queries = tuple(anchors.anchor_queries[at] for at in which.tolist())
+    return AnchorTable(anchors.items, queries, np.ascontiguousarray(anchors.matrix[:, which]))
+
+
+def exact_anchors(index: AnchorIndex) -> BoolArray:
+    """For each anchor query, whether the scorer gave all its scores; of a logged search most are predicted."""
+    anchors = index.anchors
+    every = np.ones(len(index.anchor_queries), dtype=np.bool_)
+    return anchors.exact_anchors() if isinstance(anchors, IndexFolder) else every
+
+
+def check_exact(index: AnchorIndex, queries: Sequence[Query] | None = None) -> None:
+    """Refuse to take predicted scores for the truth: of these anchor queries, or of any."""
+    exact = exact_anchors(index)
+    predicted = {index.anchor_queries[at].id for at in np.flatnonzero(~exact).tolist()}
+    if predicted if queries is None else predicted & {query.id for query in queries}:
+        raise InputError(
+            f"Only {exact.sum()} of the {len(exact)} anchor queries were scored against every item; of the others "
+            "most scores are predicted, and a search for them cannot be checked against the truth. Measure recall "
+            "on queries of your own."
+        )
+
+
+def check_anchors(index: AnchorIndex, purpose: str, *, fewest: int = 1) -> None:
+    """Refuse an index with fewer anchor queries than this purpose needs, and say how to add some."""
+    if not index.snapshot.in_memory:
+        raise InputError(f"{purpose} works on the folder of an index, and the items of this one are in an engine.")
+    there = len(index.anchor_queries)
+    if there < fewest:
+        where = "INDEX" if index.path is None else str(index.path)
+        raise InputError(
+            f"{purpose} needs anchor queries, at least {fewest}; this index has {there}. Add some: adacur index "
+            f"add {where} --anchors FILE, or edit.add_anchors(queries) in Python."
+        )
 
 
 class Way(NamedTuple):

@@ -15,8 +15,7 @@ from adacur.protocols import Scorer, ScorerCard
 from adacur.replay.advice import Advice, Answer, commands, table
 from adacur.replay.evaluating import kept_first_stages, uncached
 from adacur.replay.material import digest_of, read_material
-from adacur.replay.measuring import Measured, measure
-from adacur.replay.trial_sizes import TrialSizes, plan_trial
+from adacur.replay.measuring import Measured, TrialSizes, measure, plan_trial
 from adacur.scorers import Cached
 from adacur.scorers.by_name import scorer as open_scorer
 

@@ -1,8 +1,10 @@
-"""`adacur.tune`: the first stage and the settings of searches for a k and a budget."""
+"""`adacur.tune`: the first stage and the settings of searches for a k and a budget, stored, and said in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +12,17 @@ from adacur.budget import Budget, check_k
 from adacur.data import read_qrels, read_queries
 from adacur.errors import InputError
 from adacur.records import Query, as_queries
-from adacur.replay.calibration import judged_relevance
 from adacur.replay.chosen_settings import choose_settings, replays
-from adacur.replay.held_out import check_anchors, check_exact, exact_anchors
-from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches
-from adacur.replay.means import FEWEST_QUERIES
-from adacur.replay.measures import Qrels
-from adacur.replay.storing import store, store_relevance
+from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches, judged_relevance
+from adacur.replay.measures import FEWEST_QUERIES, Qrels
+from adacur.replay.searches import check_anchors, check_exact, exact_anchors
 from adacur.search import AnchorIndex
-from adacur.search.tuned import Tuning
+from adacur.search.relevance import RELEVANCE, Relevance
+from adacur.search.relevance import as_stored as relevance_text
+from adacur.search.tuned import TUNED, Judged, Mean, Tuning, read_tunings
+from adacur.search.tuned import as_stored as tunings_text
+from adacur.store import locked
+from adacur.store.writing import full_disk_reported, write_atomically
 
 Queries = int | str | Path | Iterable[Query | str]
 _QUERIES = 100
@@ -104,3 +108,114 @@ def judged_queries(
         return JudgedQueries.of(index, grades, None, most=queries or _MOST_JUDGED, seed=seed)
     given = read_queries(queries) if isinstance(queries, str | Path) else as_queries(list(queries))
     return JudgedQueries.of(index, grades, list(given), seed=seed)
+
+
+# Seconds: another tuning is written in far less, and what was tuned for minutes is not to be lost to it.
+_PATIENCE = 10.0
+
+
+def store(index: AnchorIndex, tuning: Tuning) -> None:
+    """Let searches of an index use a tuning, in the place of one for the same k and budget.
+
+    Of tunings by judgements there is one for each k: it says how much to spend.
+    """
+    snapshot = index.snapshot
+    snapshot.tunings = _with(snapshot.tunings, tuning)
+    queries = snapshot.anchors.anchor_queries
+
+    def write(home: Path) -> None:
+        # What belongs to other anchor queries is replaced, which is the remedy that the warning names.
+        snapshot.tunings = _with(read_tunings(home, anchor_queries=queries, warn=False), tuning)
+        write_atomically(home / TUNED, tunings_text(snapshot.tunings, anchor_queries=queries))
+
+    _where_writable(snapshot.home, write)
+
+
+def store_relevance(index: AnchorIndex, relevance: Relevance | None) -> None:
+    """Let searches of an index read scores by this; without, by what is known, or by the anchor queries."""
+    snapshot = index.snapshot
+    # What judgements told is not given up for anchor scores.
+    relevance = relevance or snapshot.relevance() or Relevance.of_anchors(snapshot.anchors)
+    if relevance is None:
+        return
+    snapshot.set_relevance(relevance)
+    text = relevance_text(relevance, anchor_queries=snapshot.anchors.anchor_queries)
+    _where_writable(snapshot.home, lambda home: write_atomically(home / RELEVANCE, text))
+
+
+def _with(tunings: Iterable[Tuning], tuning: Tuning) -> tuple[Tuning, ...]:
+    others = (
+        one
+        for one in tunings
+        if (one.k, one.budget) != (tuning.k, tuning.budget) and not (one.k == tuning.k and one.judged and tuning.judged)
+    )
+    return tuple(sorted([*others, tuning], key=lambda one: (one.k, one.budget)))
+
+
+def _where_writable(home: Path | None, write: Callable[[Path], None]) -> None:
+    """Write to an index folder, locked; what is served from where nobody can write is left as it is."""
+    if home is None:
+        return
+    try:
+        with full_disk_reported(home, lambda: "the index is as it was", what="tuning"), locked(home, wait=_PATIENCE):
+            write(home)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+
+
+# What an index has to add to re-ranking before one would build it for that.
+_WORTH = 0.02
+
+
+def verdict(tuning: Tuning) -> str:
+    """In words: what the judges prefer, what the index adds to re-ranking, and whether that is worth having."""
+    k, budget, gain = tuning.k, tuning.budget, tuning.gain
+    by_judges = f"{_judges_verdict(tuning, tuning.judged)} " if tuning.judged else ""
+    if gain is None:
+        return "There were too few anchor queries to tune with. The default settings are used."
+    if tuning.is_exact:
+        return f"{by_judges}{budget} calls score every item: every method finds the exact top {k}. Nothing to tune."
+    plain, more, low, high = map(_short, (tuning.recall_of("rerank").recall, gain.recall, gain.low, gain.high))
+    reranked = tuning.rerank_first or tuning.first
+    without = f"Re-ranking {reranked}'s best {budget}" if reranked else f"Scoring {budget} at random"
+    if gain.high < 0:
+        advice = "re-ranking does better here. Search with method='rerank'."
+    elif gain.low <= 0 and gain.high >= _WORTH:
+        # Queries that would tell this gain from none, or from one that is not worth having, if it stays as it is.
+        narrow = max(gain.recall, _WORTH - gain.recall)
+        needed = -(-math.ceil(tuning.n_queries * ((gain.high - gain.low) / 2 / narrow) ** 2) // 10) * 10
+        advice = f"too few anchor queries to tell; {tuning.n_queries} were replayed, and about {needed:,} are needed."
+    else:
+        advice = "probably not worth building for this." if gain.recall < _WORTH else "worth having."
+    if tuning.pseudo:
+        advice += " The anchor queries are pseudo-queries, made from the items: real queries may give other numbers."
+    return f"{by_judges}{without} finds {plain} of the top {k}; the index adds {more} [{low}, {high}]: {advice}"
+
+
+def _judges_verdict(tuning: Tuning, judged: Judged) -> str:
+    means = (judged.chosen, judged.plain, judged.rerank, judged.alone)
+    quality, plain, rerank, alone = (_short(mean.value) for mean in means)
+    said = (
+        f"By {judged.n_queries} judged queries: {tuning.budget} calls from {tuning.first} with {judged.order()} reach "
+        f"{judged.measure} {quality}, {_more(judged.gain)} more than a search of {judged.largest} calls without "
+        f"tuning ({plain}); re-ranking as many with the same order reaches {rerank}."
+    )
+    if (worth := judged.worth) is None:
+        return said
+    said += f" {judged.alone_first} alone, 0 calls, reaches {alone}: the calls add {_more(worth)}."
+    if worth.high < 0:
+        return f"{said} Use no scorer here."
+    if worth.low <= 0:
+        return f"{said} No gain is proved: use no scorer here, or judge more queries."
+    if judged.rerank.value >= judged.chosen.value:
+        said += " The judges see nothing in what the search finds beyond re-ranking."
+    return said
+
+
+def _more(gain: Mean) -> str:
+    return f"{_short(gain.value)} [{_short(gain.low)}, {_short(gain.high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".replace("0.", ".", 1).replace("-", "−")

@@ -1,6 +1,6 @@
 """How much to spend on a question: many small rounds, until going on is expected to find little more.
 
-How little is learned from replayed anchor queries by `replay/learned_effort.py`, and stored in tunings.
+How little is learned from replayed anchor queries by `replay/chosen_settings.py`, and stored in tunings.
 """
 
 from __future__ import annotations

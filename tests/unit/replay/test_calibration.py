@@ -5,7 +5,7 @@ import pytest
 
 from adacur import AnchorIndex, Item, Query, tune
 from adacur.first_stages import Matrix
-from adacur.replay.calibration import calibration_error
+from adacur.replay.judged_tuning import calibration_error
 from adacur.scorers import MatrixScorer
 
 N_ITEMS, N_ANCHORS, N_NEW = 120, 120, 120

@@ -9,8 +9,7 @@ from adacur import AnchorIndex, Item, Query, tune
 from adacur.errors import EmptyInput, InputError
 from adacur.first_stages import Matrix
 from adacur.replay import judged_quality, judged_queries
-from adacur.replay.storing import store
-from adacur.replay.tuning_verdict import verdict
+from adacur.replay.tune_index import store, verdict
 from adacur.scorers import MatrixScorer
 from adacur.search.planning import plan_search
 from adacur.search.tuned import as_stored, read_tunings

@@ -19,10 +19,8 @@ from adacur.first_stages import Matrix
 from adacur.model import GaussianModel, PseudoInverse
 from adacur.replay import top_k_recall, tune
 from adacur.replay.chosen_settings import best_stage, choose_settings
-from adacur.replay.held_out import HeldOut
-from adacur.replay.searches import Searches, Way, method_of
-from adacur.replay.storing import store
-from adacur.replay.tuning_verdict import verdict
+from adacur.replay.searches import HeldOut, Searches, Way, method_of
+from adacur.replay.tune_index import store, verdict
 from adacur.scorers import MatrixScorer
 from adacur.search.index_stages import learned_slopes
 from adacur.search.planning import plan_search
@@ -348,7 +346,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_its_tuning_in_memory(make_worl
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("adacur.replay.storing.write_atomically", refuse)
+    monkeypatch.setattr("adacur.replay.tune_index.write_atomically", refuse)
     assert index.tunings == ()
     tuning = tune(index, k=5, budget=20, queries=25, quick=True)
     assert index.tunings == (tuning,)

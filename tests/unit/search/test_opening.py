@@ -21,7 +21,7 @@ from adacur.errors import (
     UnknownName,
     WrongScorer,
 )
-from adacur.replay.tuning_verdict import verdict
+from adacur.replay.tune_index import verdict
 from adacur.scorers import Cached, FunctionScorer, Metered
 from adacur.search.index_stages import add_first_stages
 from adacur.store import IndexFolder, Origin, locked

@@ -11,7 +11,7 @@ from adacur import AnchorIndex, Item, Query
 from adacur.as_json import as_json
 from adacur.errors import DamagedIndex, InputError, OtherFormat
 from adacur.first_stages import Matrix
-from adacur.replay.storing import store_relevance
+from adacur.replay.tune_index import store_relevance
 from adacur.scorers import MatrixScorer
 from adacur.search.relevance import RELEVANCE, Calibration, Relevance, read_relevance
 from adacur.store import AnchorTable

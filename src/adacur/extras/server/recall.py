@@ -16,7 +16,7 @@ from adacur.extras.server.failures import Refusal
 from adacur.extras.server.server_settings import ServerSettings
 from adacur.replay import replay, top_k_recall
 from adacur.replay.chosen_settings import prediction_of
-from adacur.replay.means import FEWEST_QUERIES
+from adacur.replay.measures import FEWEST_QUERIES
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 

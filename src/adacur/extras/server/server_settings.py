@@ -11,7 +11,7 @@ from adacur.budget import is_whole
 from adacur.errors import InputError
 from adacur.extras.server.search_log import SearchLog
 from adacur.money import Price
-from adacur.replay.means import FEWEST_QUERIES
+from adacur.replay.measures import FEWEST_QUERIES
 
 _LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
