@@ -22,7 +22,7 @@ from score_folders import ScoreFolder, read_score_folder
 
 from adacur.replay import top_k_recall
 from adacur.replay.chosen_settings import choose_settings
-from adacur.replay.searches import HeldOut, Searches, method_of
+from adacur.replay.searches import Searches, held_out, method_of
 from adacur.search.tuned import GaussianSettings, default_settings
 
 
@@ -54,14 +54,14 @@ def measure(
     """One row per budget, k and method."""
     snapshot = folder.index.snapshot
     stages, model = {None: snapshot.first_stage("dense")}, snapshot.gaussian_model()
-    held_out = HeldOut(snapshot.anchors, queries=queries)
+    held = [snapshot.anchors.anchor_queries[at] for at in held_out(snapshot.anchors, queries)]
     measured = Measured(folder)
     rows = []
     for budget in budgets:
         for k in (k for k in ks if k <= budget):
             started = time.perf_counter()
-            given: dict[str, Any] = {"model": model, "slopes": snapshot.rank_slopes, "least": held_out.least}
-            searches = Searches(snapshot.anchors, held_out.queries, k=k, stages=stages, **given)
+            given: dict[str, Any] = {"model": model, "slopes": snapshot.rank_slopes}
+            searches = Searches(snapshot.anchors, held, k=k, stages=stages, **given)
             tuning = choose_settings(searches, budget=budget, quick=quick)
             seconds = time.perf_counter() - started
             usual = measured.recall(default_settings(k), k=k, budget=budget)

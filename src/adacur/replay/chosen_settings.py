@@ -12,7 +12,7 @@ from adacur.arrays import BoolArray, FloatArray
 from adacur.first_stages import Placed
 from adacur.first_stages.joined import SEPARATOR
 from adacur.replay.measures import chances, cross_fit, gains, likeliest_weights, unseen
-from adacur.replay.searches import HeldOut, Searches, Way, exact_anchors, some_anchors
+from adacur.replay.searches import Searches, Way, exact_anchors, held_out, some_anchors
 from adacur.results import Hits, Round
 from adacur.search import AnchorIndex
 from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
@@ -51,17 +51,9 @@ def replays(index: AnchorIndex, *, k: int, queries: int, seed: int = 0) -> Searc
     if len(exact) < len(index.anchor_queries):
         # Predicted scores have seen those of the queries replayed: anchor queries that have any are left out.
         anchors, model = some_anchors(anchors, exact), index.snapshot.uncompressed_model()
-    held_out = HeldOut(anchors, queries=queries, seed=seed)
-    return Searches(
-        anchors,
-        held_out.queries,
-        k=k,
-        stages=stages_of(index),
-        model=model,
-        slopes=index.snapshot.rank_slopes,
-        least=held_out.least,
-        seed=seed,
-    )
+    held = [anchors.anchor_queries[at] for at in held_out(anchors, queries, seed=seed).tolist()]
+    given: dict[str, Any] = {"stages": stages_of(index), "model": model, "slopes": index.snapshot.rank_slopes}
+    return Searches(anchors, held, k=k, seed=seed, **given)
 
 
 def prediction_of(method: str, recalls: FloatArray) -> Prediction:

@@ -17,7 +17,7 @@ from adacur.model.features import rows_at
 from adacur.model.rows import check_storage
 from adacur.records import ItemList, Query, as_queries
 from adacur.replay.measures import mean_of
-from adacur.replay.searches import HeldOut, KnownScores, Searches, Way, check_anchors, check_exact
+from adacur.replay.searches import KnownScores, Searches, Way, check_anchors, check_exact, held_out, some_anchors
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.at_rest import slopes_of_stages, store_at_rest
@@ -92,8 +92,10 @@ def compress(
         sample = _sample(anchors.items.keys, n_anchors=len(anchors.anchor_queries), seed=seed)
         items = index.items if len(sample) == len(index) else ItemList(index.items.at(sample.tolist()))
         table = AnchorTable(items, tuple(anchors.anchor_queries), rows_at(anchors, sample))
-        held_out = HeldOut(table, queries=min(_QUERIES, len(anchors.anchor_queries) // 2), seed=seed)
-        rest, first = held_out.rest(), index.snapshot.stage(None)
+        held = held_out(table, min(_QUERIES, len(anchors.anchor_queries) // 2), seed=seed)
+        queries = [table.anchor_queries[at] for at in held.tolist()]
+        rest = some_anchors(table, np.setdiff1d(np.arange(len(anchors.anchor_queries)), held))
+        first = index.snapshot.stage(None)
         if first is not None and len(sample) < len(index):
             first = placed(_Among(first, sample, table.items.ids), table.items)
         name = None if first is None else first.name
@@ -101,13 +103,12 @@ def compress(
         def recalls(model: GaussianModel) -> FloatArray:
             searches = Searches(
                 rest,
-                held_out.queries,
+                queries,
                 k=k,
                 stages={name: first},
                 scorer=KnownScores.of(table),
                 model=model,
                 slopes=lambda stage: learned_slopes(model, rest, stage),
-                least=held_out.least,
                 seed=seed,
             )
             return searches.recalls(Way(default_settings(k), name, min(budget, len(items))))

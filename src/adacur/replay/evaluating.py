@@ -24,7 +24,7 @@ from adacur.protocols import FirstStage, Scorer
 from adacur.records import Item, Query
 from adacur.replay.comparison import ALONE, JUDGED, OWN_ORDER, Run
 from adacur.replay.material import Material, digest_of, plain_text, read_material
-from adacur.replay.measures import can_judge, kth_best
+from adacur.replay.measures import can_judge
 from adacur.replay.searches import KnownScores, Searches, Way
 from adacur.scorers import Cached
 from adacur.scorers import scorer as open_scorer
@@ -147,7 +147,6 @@ def evaluate(
         k=max(*ks, _JUDGED_DEPTH if material.qrels else 1),
         stages={name: index.first_stage(name) for name in first if name != "random"},
         scorer=KnownScores(test, material.items, exact.T),
-        least=lambda k: kth_best(exact, k),
         qrels=material.qrels,
         seed=seed,
     )

@@ -227,10 +227,8 @@ class Measured:
         self.predicts = index.snapshot.item_vectors() is not None
         n_judged = len(telling_queries(asked, material.items, material.qrels))
         self.is_judged = n_judged >= min(FEWEST_QUERIES, len(self.queries)) and can_judge()
-        best = [np.sort(row[~np.isnan(row)])[::-1] for row in scores[: len(self.queries)]]
         given: dict[str, Any] = {"k": _SHOWN, "stages": stages, "qrels": material.qrels}
         given |= {"scorer": KnownScores(asked, material.items, scores.T)}
-        given |= {"least": lambda k: np.array([of_query[min(k, len(of_query)) - 1] for of_query in best])}
         self._all, self._deep = (Searches(index.anchors, some, **given) for some in (asked, self.queries))
 
     def budgets(self) -> tuple[int, ...]:

@@ -57,6 +57,12 @@ class KnownScores:
             raise UnknownName(f"Only queries with known scores can be replayed; {unknown[0]!r} has none.")
         return np.array([self._columns[query.id] for query in queries], dtype=np.intp)
 
+    def least(self, queries: Sequence[Query], k: int) -> FloatArray:
+        """Of each query, the score that the best k of all known ones have at least; NaN is not known."""
+        columns = np.ascontiguousarray(self._scores[:, self.columns(queries)].T)
+        rows = (row[~np.isnan(row)] for row in columns)
+        return np.array([kth_best(row[None], min(k, len(row)))[0] for row in rows])
+
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         positions = self._items.positions(item.id for _, item in pairs)
@@ -69,26 +75,10 @@ class KnownScores:
         return np.asarray(self._scores[positions, self.columns(queries)[query_of]])
 
 
-class HeldOut:
-    """Up to `queries` anchor queries, by a seeded draw that does not depend on their order."""
-
-    def __init__(self, anchors: AnchorScores, *, queries: int, seed: int = 0) -> None:
-        keys = item_keys(query.id for query in anchors.anchor_queries)
-        draws = uniform(stream_key(seed, "held out"), keys)
-        self.anchors = anchors
-        self.seed = seed
-        self.positions: IntArray = np.sort(best_positions(draws, min(queries, len(keys)), keys=keys))
-        self.queries: list[Query] = [anchors.anchor_queries[at] for at in self.positions.tolist()]
-
-    def least(self, k: int) -> FloatArray:
-        """Of each query, the score that the true top k have at least."""
-        exact = np.ascontiguousarray(self.anchors.matrix[:, self.positions].T)
-        return kth_best(exact, min(k, exact.shape[1]))
-
-    def rest(self) -> AnchorTable:
-        """The index without them."""
-        others = np.setdiff1d(np.arange(len(self.anchors.anchor_queries)), self.positions)
-        return some_anchors(self.anchors, others)
+def held_out(anchors: AnchorScores, n: int, *, seed: int = 0) -> IntArray:
+    """The positions of up to n anchor queries, by a draw that does not depend on their order."""
+    keys = item_keys(query.id for query in anchors.anchor_queries)
+    return np.sort(best_positions(uniform(stream_key(seed, "held out"), keys), min(n, len(keys)), keys=keys))
 
 
 def some_anchors(anchors: AnchorScores, which: IntArray) -> AnchorTable:
@@ -149,7 +139,6 @@ class Searches:
 
     - `stages`: first stages by name, each asked once for each query; None is a random start;
     - `model`, `slopes`: what "gaussian" with settings predicts by;
-    - `least`: given k, the score that the true top k of each query have at least;
     - `qrels`, `measure`: what people judged, and how the order is measured by it.
     """
 
@@ -163,7 +152,6 @@ class Searches:
         scorer: Scorer | Callable[[], Any] | None = None,
         model: GaussianModel | None = None,
         slopes: Callable[[Placed], RankSlopes | None] = lambda first: None,
-        least: Callable[[int], FloatArray] | None = None,
         qrels: Qrels | None = None,
         measure: str = "nDCG@10",
         seed: int = 0,
@@ -171,10 +159,10 @@ class Searches:
         self.queries, self.k, self.qrels, self.measure = queries, k, qrels or {}, measure
         self.stages = {name: None if stage is None else Asked(stage) for name, stage in stages.items()}
         single = {name: stage for name, stage in self.stages.items() if name and stage and SEPARATOR not in name}
-        self._index = AnchorIndex(anchors, scorer=KnownScores.of(anchors) if scorer is None else scorer, first=single)
+        self._scorer = KnownScores.of(anchors) if scorer is None else scorer
+        self._index = AnchorIndex(anchors, scorer=self._scorer, first=single)
         self._index.snapshot.tunings = ()
         self._model, self._slopes, self._seed = model, slopes, seed
-        self._given_least = least
         self._least: dict[int, FloatArray] = {}
         self._scored: dict[tuple[Way, bool], list[Hits]] = {}
         self._qualities: dict[Way, FloatArray] = {}
@@ -213,9 +201,9 @@ class Searches:
 
     def least(self, k: int) -> FloatArray:
         """Of each query, the score that the true top k have at least."""
-        assert self._given_least is not None
         if k not in self._least:
-            self._least[k] = self._given_least(k)
+            assert isinstance(self._scorer, KnownScores)
+            self._least[k] = self._scorer.least(self.queries, k)
         return self._least[k]
 
     def quality(self, way: Way) -> FloatArray:

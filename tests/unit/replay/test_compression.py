@@ -257,7 +257,7 @@ def test_room_on_the_disk_is_taken_before_it_is_filled(tmp_path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"storage": "int4"}, {"budget": 5, "k": 6}])
 def test_what_cannot_be_done_is_refused_before_anything_is_read(path, wrong, monkeypatch) -> None:
-    monkeypatch.setattr(compression, "HeldOut", lambda *_, **__: pytest.fail("the work had begun"))
+    monkeypatch.setattr(compression, "held_out", lambda *_, **__: pytest.fail("the work had begun"))
     with pytest.raises((InputError, BudgetError)):
         compress(path, **wrong)
 

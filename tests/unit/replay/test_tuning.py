@@ -19,7 +19,7 @@ from adacur.first_stages import Matrix
 from adacur.model import GaussianModel, PseudoInverse
 from adacur.replay import top_k_recall, tune
 from adacur.replay.chosen_settings import best_stage, choose_settings
-from adacur.replay.searches import HeldOut, Searches, Way, method_of
+from adacur.replay.searches import Searches, Way, held_out, method_of
 from adacur.replay.tune_index import store, verdict
 from adacur.scorers import MatrixScorer
 from adacur.search.index_stages import learned_slopes
@@ -82,12 +82,11 @@ def stored(make_world, path: Path) -> AnchorIndex:
 
 def test_a_replayed_query_is_searched_as_on_an_index_without_it(replayed) -> None:
     world, index, first = replayed
-    held_out = HeldOut(index.anchors, queries=10)
-    searches = Searches(
-        index.anchors, held_out.queries, k=8, stages={None: index.snapshot.stage(None)}, least=held_out.least
-    )
+    positions = held_out(index.anchors, 10)
+    queries = [world.anchors[at] for at in positions]
+    searches = Searches(index.anchors, queries, k=8, stages={None: index.snapshot.stage(None)})
     recalls = searches.recalls(Way("adacur", None, 25))
-    for query, position, recall in zip(held_out.queries, held_out.positions, recalls, strict=True):
+    for query, position, recall in zip(queries, positions, recalls, strict=True):
         exact = world.anchor_scores[position][None]
         scorer = MatrixScorer([query], index.items.ids, exact)
         hits = AnchorIndex(without(index, position), scorer=scorer).search(
@@ -461,11 +460,10 @@ def test_predictions_hold_on_real_scores(shared_folder: Path) -> None:
     first = Matrix(
         queries=[*bed.anchor_queries, *bed.test_queries], items=bed.items, scores=vectors @ bed.item_embeddings.T
     )
-    held_out = HeldOut(index.anchors, queries=60)
+    queries = [index.anchor_queries[at] for at in held_out(index.anchors, 60)]
     slopes = learned_slopes(gaussian, index.anchors, index.snapshot.stage(first))
     stages = {"matrix": index.snapshot.stage(first)}
-    given = {"model": gaussian, "slopes": lambda stage: slopes, "least": held_out.least}
-    searches = Searches(index.anchors, held_out.queries, k=10, stages=stages, **given)
+    searches = Searches(index.anchors, queries, k=10, stages=stages, model=gaussian, slopes=lambda stage: slopes)
     tuning = choose_settings(searches, budget=50, quick=True)
     settings, scorer = tuning.settings, MatrixScorer(bed.test_queries, index.items.ids, bed.exact_scores)
     method = method_of(settings, gaussian, slopes=slopes)
