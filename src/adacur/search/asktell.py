@@ -17,7 +17,7 @@ from adacur.model.acquire import best_positions
 from adacur.protocols import Approximation, UncertainApproximation
 from adacur.records import Item, Pair, Query
 from adacur.results import Round, Trace
-from adacur.search.candidates import Candidates
+from adacur.search.candidates import NONE, Candidates
 from adacur.search.plan import Plan
 from adacur.search.spending import PRICED_BEFOREHAND
 from adacur.search.stopping import Standing
@@ -27,7 +27,6 @@ from adacur.seeds import stream_key
 SHORTLIST = 300
 # A budget that pays for none of this many items is refused, or ends the search.
 _MOST_REFUSED = 64
-NONE: IntArray = np.empty(0, dtype=np.intp)
 # Scores may come near the end of the range of floats, and predictions lie beyond it: `_finite` leaves those out.
 _OVERFLOWING = np.errstate(over="ignore", invalid="ignore")
 
@@ -92,11 +91,8 @@ class AskTell:
         self.seconds = dict(seconds or {})
         self._is_audit = bool(self._audit) and len(self.remaining) == 1
         self.predicted = predicted = None if self._is_audit else predicted
-        if self._is_audit:
-            stream = stream_key(self._plan.seed, "audit", self.query.id)
-            chosen = self.candidates.at_random(size, stream=stream, without=NONE)
-        elif predicted is None:
-            chosen = self.candidates.from_first(size)
+        if predicted is None:
+            chosen = NONE if self._is_audit else self.candidates.from_first(size)
         else:
             assert self._plan.acquisition is not None
             chosen, _ = self.candidates.best(
@@ -105,9 +101,9 @@ class AskTell:
                 stream=stream_key(self._plan.seed, "round", str(number), self.query.id),
                 predicted=predicted,
             )
-        if len(chosen) < size and not self._is_audit:
+        if len(chosen) < size:
             # Scores beyond the range of floats give predictions that cannot be ranked; the budget is spent anyway.
-            stream = stream_key(self._plan.seed, "first", self.query.id)
+            stream = stream_key(self._plan.seed, "audit" if self._is_audit else "first", self.query.id)
             more = self.candidates.at_random(size - len(chosen), stream=stream, without=chosen)
             chosen = np.concatenate([chosen, more])
         if not len(chosen):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,8 @@ from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.model import Uniform
 from adacur.protocols import Acquisition
 from adacur.records import Item
+
+NONE: IntArray = np.empty(0, dtype=np.intp)
 
 
 class Candidates(Protocol):
@@ -58,44 +60,41 @@ class Candidates(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CandidatesInMemory(Candidates):
-    """Candidates over a row of predictions in memory.
+    """Candidates over a row of predictions in memory; only the `allowed` items, shared by all queries, are scored."""
 
-    `unscored` marks the items that may still be scored.
-    """
-
-    unscored: BoolArray
-    item_keys: KeyArray
     found: IntArray
+    allowed: BoolArray
+    n_allowed: int
+    item_keys: KeyArray
+    _scored: IntArray = field(default_factory=NONE.copy)
 
     @property
     def n_left(self) -> int:
-        return int(self.unscored.sum())
+        return self.n_allowed - len(self._scored)
 
     def from_first(self, n: int) -> IntArray:
-        return self.found[self.unscored[self.found]][:n]
+        return self.found[~np.isin(self.found, self._scored)][:n]
 
-    def best(
-        self, n: int, *, acquisition: Acquisition, stream: int, predicted: FloatArray
-    ) -> tuple[IntArray, FloatArray]:
-        positions = acquisition.choose(predicted, unscored=self._read_only(), n=n, keys=self.item_keys, stream=stream)
+    def best(self, n: int, *, acquisition: Acquisition, stream: int, predicted: Any) -> tuple[IntArray, FloatArray]:
+        positions = acquisition.choose(predicted, unscored=self._unscored(), n=n, keys=self.item_keys, stream=stream)
         return positions, predicted[positions]
 
     def at_random(self, n: int, *, stream: int, without: IntArray) -> IntArray:
-        unscored = self.unscored.copy()
-        unscored[without] = False
-        return Uniform().choose(np.empty(0), unscored=unscored, n=n, keys=self.item_keys, stream=stream)
+        left = self._unscored()
+        left[without] = False
+        return Uniform().choose(np.empty(0), unscored=left, n=n, keys=self.item_keys, stream=stream)
 
-    def predictions(self, predicted: FloatArray, positions: IntArray) -> FloatArray:
+    def predictions(self, predicted: Any, positions: IntArray) -> FloatArray:
         return np.asarray(predicted[positions])
 
     def scored(self, positions: IntArray) -> None:
-        self.unscored[positions] = False
+        self._scored = np.concatenate([self._scored, positions])
 
     def keys(self, positions: IntArray) -> KeyArray:
         return self.item_keys[positions]
 
-    def _read_only(self) -> BoolArray:
-        """The unscored items: an acquisition must not be able to have one scored twice."""
-        unscored = self.unscored.view()
-        unscored.flags.writeable = False
-        return unscored
+    def _unscored(self) -> BoolArray:
+        """A copy each time: an acquisition must not be able to have one scored twice."""
+        left = self.allowed.copy()
+        left[self._scored] = False
+        return left

@@ -34,6 +34,7 @@ from adacur.search.tuned import Tuning
 from adacur.store import AnchorTable, Drift, Edit, IndexFolder, On
 
 _MakePlan = Callable[[], Plan]
+_Asked = Query | str | Sequence[Query | str]
 
 
 class SearchWatcher(Protocol):
@@ -122,9 +123,7 @@ class AnchorIndex:
     @overload
     def search(self, query: Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]: ...
 
-    def search(
-        self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
-    ) -> Hits | list[Hits]:
+    def search(self, query: _Asked, k: int = 10, **options: Unpack[SearchOptions]) -> Hits | list[Hits]:
         """The best k items for a query, or for each of several, exactly scored, within a budget of scorer calls.
 
         Several queries step together and share scorer calls; their answers are the same as one by one. Equal queries
@@ -146,14 +145,8 @@ class AnchorIndex:
           a number is the mean recall to reach. The index must be tuned;
         - `min_relevance`, `min_score`: leave out hits below; there may be none. `hits.verdict` says how good they are.
         """
-        return self._searched(partial(plan_search, self, k, **options), query, k)
-
-    def _searched(self, make: _MakePlan, query: Query | str | Sequence[Query | str], k: int) -> Hits | list[Hits]:
-        started, plan = time.monotonic(), make()
-        asked = as_queries([query] if isinstance(query, Query | str) else query)
-        with self.searching(plan) as answers:
-            answers += rounds.search(plan, list(dict.fromkeys(asked)), k, started=started)
-        return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
+        *_, hits = self._steps(partial(plan_search, self, k, **options), query, k, every_round=False)
+        return _each(query, hits)
 
     @overload
     def find(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
@@ -161,7 +154,7 @@ class AnchorIndex:
     @overload
     def find(self, query: Sequence[Query | str], **options: Unpack[FindOptions]) -> list[Hits]: ...
 
-    def find(self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]) -> Hits | list[Hits]:
+    def find(self, query: _Asked, **options: Unpack[FindOptions]) -> Hits | list[Hits]:
         """All items that score `above` or higher, exactly scored and best first, at a recall that is certified.
 
         A search ends when little is expected to be missing. `hits.certificate` says what is promised, and on what
@@ -175,21 +168,22 @@ class AnchorIndex:
         - `first`, `filter`: as for `search`. Where items are passages, a hit is the best one of its document, and
           recall counts passages.
         """
-        return self._searched(partial(plan_find, self, **options), query, ABOUT)
+        *_, hits = self._steps(partial(plan_find, self, **options), query, ABOUT, every_round=False)
+        return _each(query, hits)
 
     def search_iter(self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]) -> Iterator[Hits]:
         """Like `search` for one query, yielding the hits so far after each round."""
-        return self._iterated(partial(plan_search, self, k, **options), query, k)
+        return (hits[0] for hits in self._steps(partial(plan_search, self, k, **options), query, k))
 
     def find_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> Iterator[Hits]:
         """Like `find` for one query, yielding the hits so far after each round."""
-        return self._iterated(partial(plan_find, self, **options), query, ABOUT)
+        return (hits[0] for hits in self._steps(partial(plan_find, self, **options), query, ABOUT))
 
-    def _iterated(self, make: _MakePlan, query: Query | str, k: int) -> Iterator[Hits]:
+    def _steps(self, make: _MakePlan, query: _Asked, k: int, *, every_round: bool = True) -> Iterator[list[Hits]]:
         started, plan = time.monotonic(), make()
         with self.searching(plan) as answers:
-            for hits in rounds.search_iter(plan, query, k, started=started):
-                answers[:] = [hits]
+            for hits in rounds.search_iter(plan, _distinct(query), k, started=started, every_round=every_round):
+                answers[:] = hits
                 yield hits
 
     @overload
@@ -198,11 +192,10 @@ class AnchorIndex:
     @overload
     async def asearch(self, query: Sequence[Query | str], k: int = 10, **rest: Unpack[SearchOptions]) -> list[Hits]: ...
 
-    async def asearch(
-        self, query: Query | str | Sequence[Query | str], k: int = 10, **options: Unpack[SearchOptions]
-    ) -> Hits | list[Hits]:
+    async def asearch(self, query: _Asked, k: int = 10, **options: Unpack[SearchOptions]) -> Hits | list[Hits]:
         """Like `search`, without blocking the event loop; the trace's scorer seconds count the wait for the scores."""
-        return await self._awaited(partial(plan_search, self, k, **options), query, k)
+        steps = self._asteps(partial(plan_search, self, k, **options), query, k, every_round=False)
+        return _each(query, [hits async for hits in steps][-1])
 
     @overload
     async def afind(self, query: Query | str, **options: Unpack[FindOptions]) -> Hits: ...  # type: ignore[overload-overlap]
@@ -210,42 +203,38 @@ class AnchorIndex:
     @overload
     async def afind(self, query: Sequence[Query | str], **options: Unpack[FindOptions]) -> list[Hits]: ...
 
-    async def afind(
-        self, query: Query | str | Sequence[Query | str], **options: Unpack[FindOptions]
-    ) -> Hits | list[Hits]:
+    async def afind(self, query: _Asked, **options: Unpack[FindOptions]) -> Hits | list[Hits]:
         """Like `find`, without blocking the event loop."""
-        return await self._awaited(partial(plan_find, self, **options), query, ABOUT)
+        steps = self._asteps(partial(plan_find, self, **options), query, ABOUT, every_round=False)
+        return _each(query, [hits async for hits in steps][-1])
 
-    async def _awaited(self, make: _MakePlan, query: Query | str | Sequence[Query | str], k: int) -> Hits | list[Hits]:
-        started = time.monotonic()
-        # The first search opens the scorer and the first stage, which may take seconds.
-        plan = await asyncio.to_thread(make)
-        asked = as_queries([query] if isinstance(query, Query | str) else query)
-        with self.searching(plan) as answers:
-            distinct = list(dict.fromkeys(asked))
-            async with aclosing(rounds.asearch_iter(plan, distinct, k, started=started, every_round=False)) as steps:
-                answers[:] = [hits async for hits in steps][-1]
-        return answers[0] if isinstance(query, Query | str) else _each(asked, answers)
-
-    def asearch_iter(
+    async def asearch_iter(
         self, query: Query | str, k: int = 10, **options: Unpack[SearchOptions]
     ) -> AsyncGenerator[Hits, None]:
         """Like `search_iter`, without blocking the event loop."""
-        return self._aiterated(partial(plan_search, self, k, **options), query, k)
+        async with aclosing(self._asteps(partial(plan_search, self, k, **options), query, k)) as steps:
+            async for hits in steps:
+                yield hits[0]
 
-    def afind_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> AsyncGenerator[Hits, None]:
+    async def afind_iter(self, query: Query | str, **options: Unpack[FindOptions]) -> AsyncGenerator[Hits, None]:
         """Like `find_iter`, without blocking the event loop."""
-        return self._aiterated(partial(plan_find, self, **options), query, ABOUT)
+        async with aclosing(self._asteps(partial(plan_find, self, **options), query, ABOUT)) as steps:
+            async for hits in steps:
+                yield hits[0]
 
-    async def _aiterated(self, make: _MakePlan, query: Query | str, k: int) -> AsyncGenerator[Hits, None]:
+    async def _asteps(
+        self, make: _MakePlan, query: _Asked, k: int, *, every_round: bool = True
+    ) -> AsyncGenerator[list[Hits], None]:
         started = time.monotonic()
+        # The first search opens the scorer and the first stage, which may take seconds.
         plan = await asyncio.to_thread(make)
         with self.searching(plan) as answers:
             # Closed here, not by the garbage collector: a search that is given up must make no more calls.
-            async with aclosing(rounds.asearch_iter(plan, [query], k, started=started)) as steps:
+            steps = rounds.asearch_iter(plan, _distinct(query), k, started=started, every_round=every_round)
+            async with aclosing(steps):
                 async for hits in steps:
                     answers[:] = hits
-                    yield hits[0]
+                    yield hits
 
     def explain(self, hits: Hits) -> list[Any]:
         """Why each item of a search is a hit; no scorer is called.
@@ -376,7 +365,13 @@ class AnchorIndex:
                 self._log.add(answers, items=plan.items, card=plan.scorer.card)
 
 
-def _each(asked: Sequence[Query], answers: Sequence[Hits]) -> list[Hits]:
-    """The answer to each query, of which equal ones were searched once."""
+def _distinct(query: _Asked) -> list[Query]:
+    return list(dict.fromkeys(as_queries([query] if isinstance(query, Query | str) else query)))
+
+
+def _each(query: _Asked, answers: Sequence[Hits]) -> Hits | list[Hits]:
+    """The answer, or that to each query, of which equal ones were searched once."""
+    if isinstance(query, Query | str):
+        return answers[0]
     found = {hits.query: hits for hits in answers}
-    return [replace(found[query]) for query in asked]
+    return [replace(found[one]) for one in as_queries(query)]

@@ -13,9 +13,9 @@ from adacur.first_stages import Placed
 from adacur.model.rank_slopes import ITEMS_OF_A_TERM, RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Ranking
 from adacur.records import Query
-from adacur.search.asktell import NONE, QueryBatch
-from adacur.search.candidates import CandidatesInMemory
-from adacur.search.device_search import batch_on_device, chooses_on_device
+from adacur.search.asktell import QueryBatch
+from adacur.search.candidates import NONE, CandidatesInMemory
+from adacur.search.device_search import BatchOnDevice, CandidatesOnDevice, chooses_on_device
 from adacur.search.filters import Filter, allowed_by
 from adacur.search.finish import Documents, listed_by
 from adacur.search.plan import Plan
@@ -36,11 +36,6 @@ class InMemory:
 
     def settings(self) -> Mapping[str, Any]:
         return {"filtered": self.filter is not None, "engine": None}
-
-
-def in_memory(plan: Plan, found: Sequence[IntArray], allowed: BoolArray) -> list[CandidatesInMemory]:
-    """The candidates of several queries, given what the first stage found; only the `allowed` may be scored."""
-    return [CandidatesInMemory(allowed.copy(), plan.items.keys, some) for some in found]
 
 
 class OpenMemory:
@@ -71,20 +66,11 @@ class OpenMemory:
         approximation = None if plan.model is None else plan.model.begin(queries, lists, terms)
         needs_scores = plan.listed or not plan.purse.calls
         listed = [listed_by(answer, allowed=self._allowed)[1] for answer in answers if needs_scores]
-        if chooses_on_device(plan, approximation):
-            return batch_on_device(
-                plan,
-                queries,
-                self._k,
-                found=found,
-                listed=listed,
-                allowed=self._allowed,
-                n_allowed=self._n_allowed,
-                keys=plan.items.keys,
-                approximation=approximation,
-            )
-        candidates = in_memory(plan, found, self._allowed)
-        return QueryBatch(plan, queries, self._k, candidates=candidates, listed=listed, approximation=approximation)
+        on_device = chooses_on_device(plan, approximation)
+        candidates_of, batch_of = (CandidatesOnDevice, BatchOnDevice) if on_device else (CandidatesInMemory, QueryBatch)
+        keys = plan.items.keys
+        candidates = [candidates_of(some, self._allowed, self._n_allowed, keys) for some in found]
+        return batch_of(plan, queries, self._k, candidates=candidates, listed=listed, approximation=approximation)
 
     def gave_up(self, error: Exception) -> str | None:
         """Nothing here fails for later queries alone."""

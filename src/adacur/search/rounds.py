@@ -9,10 +9,8 @@ search.hits()
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Any
@@ -26,15 +24,13 @@ from adacur.results import Hits, Trace
 from adacur.scorers.calling import ascore
 from adacur.scorers.wrapping import turn_of
 from adacur.scores import PairsAt, score_pairs
-from adacur.search.asktell import AskTell, QueryBatch
+from adacur.search.asktell import QueryBatch
 from adacur.search.finish import Answer
 from adacur.search.plan import Plan
 from adacur.search.spending import SHARE_OF_TIME_LEFT, Pace
 
 # The most pairs of one scorer call.
 _PAIRS_AT_ONCE = 200_000
-# Half of fewer queries would not keep another processor busy.
-_WORTH_HALVING = 64
 
 
 def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> list[Hits]:
@@ -42,62 +38,27 @@ def search(plan: Plan, queries: Sequence[Query | str], k: int, *, started: float
 
     `started`: as for `RunningSearch`.
     """
-    queries = as_queries(queries)
-    if len(queries) >= _WORTH_HALVING and getattr(plan.scorer, "runs_on_device", False):
-        return _in_halves(plan, queries, k, started=started)
+    *_, hits = search_iter(plan, queries, k, started=started, every_round=False)
+    return hits
+
+
+def search_iter(
+    plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None, every_round: bool = True
+) -> Iterator[list[Hits]]:
+    """Hits of all queries after each round, or at the end only; the last are the answer."""
     running = RunningSearch(plan, queries, k, started=started)
-    with running.failing():
-        while running.step():
-            pass
-    return running.hits()
-
-
-def _in_halves(plan: Plan, queries: Sequence[Query], k: int, *, started: float | None) -> list[Hits]:
-    """While one half's pairs are scored on a device, this processor chooses the other half's."""
-    started = plan.purse.clock() if started is None else started
-    half, given_up = len(queries) // 2, threading.Event()
-
-    def answers(some: Sequence[Query]) -> list[Hits]:
-        try:
-            running = RunningSearch(plan, some, k, started=started)
-            with running.failing():
-                while not given_up.is_set() and running.step():
-                    pass
-        except BaseException:
-            given_up.set()
-            raise
-        return running.so_far() if given_up.is_set() else running.hits()
-
-    with ThreadPoolExecutor(2) as threads:
-        halves = [threads.submit(answers, some) for some in (queries[:half], queries[half:])]
-        try:
-            return [hits for one in halves for hits in one.result()]
-        except BaseException as error:
-            # It ends the other half too: nobody would read its answer, and its calls are paid for.
-            given_up.set()
-            if isinstance(error, AdacurError):
-                error.hits = [hits for one in halves for hits in getattr(one.exception(), "hits", ()) or one.result()]
-            raise
-
-
-def search_iter(plan: Plan, query: Query | str, k: int, *, started: float | None = None) -> Iterator[Hits]:
-    """Hits of one query after each round; the last are the answer."""
-    running = RunningSearch(plan, [query], k, started=started)
     goes_on = True
     with running.failing():
         while goes_on:
             goes_on = running.step()
-            if running.has_news:
-                yield running.hits()[0]
+            if running.has_news if every_round else not goes_on:
+                yield running.hits()
 
 
 async def asearch_iter(
     plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None, every_round: bool = True
 ) -> AsyncGenerator[list[Hits], None]:
-    """Hits of all queries after each round, or at the end only; the event loop goes on meanwhile.
-
-    The trace's scorer seconds then count the wait for the scores.
-    """
+    """Like `search_iter`; the event loop goes on meanwhile."""
     running = await asyncio.to_thread(RunningSearch, plan, queries, k, started=started)
     goes_on = True
     with running.failing():
@@ -110,9 +71,9 @@ async def asearch_iter(
 class RunningSearch:
     """The search of some queries, which move in groups that fit into memory, one after another.
 
-    `started` is when the plan's deadline began to run, by its purse's clock: by default, now. `batch` are the
-    searches of the current group. `waiting` are the unscored pairs of this round, as (query, rank). `has_news`: a round
-    has ended since `hits` were last read.
+    `started` is when the plan's deadline began to run, by its purse's clock: by default, now. `batch` are the searches
+    of the current group, `pairs` what is still to score in this round: by rank, so that if time runs out, every query
+    has had its most promising items scored. `has_news`: a round has ended since `hits` were last read.
     """
 
     def __init__(self, plan: Plan, queries: Sequence[Query | str], k: int, *, started: float | None = None) -> None:
@@ -131,6 +92,7 @@ class RunningSearch:
         self._finished: list[Hits] = []
         self._hits: list[Hits] = []
         self.has_news = False
+        self.pairs: Sequence[Pair] = []
         if everyone:
             self._begin(self._groups.popleft())
 
@@ -146,13 +108,7 @@ class RunningSearch:
             for search in self.batch.searches:
                 search.expect(self.batch.items_at)
         self._first_seconds = self._clock() - before
-        self._positions: list[IntArray] = []
-        # Of each query, the pairs of this round that its purse has looked at.
-        self._paid: list[list[Pair]] = []
-        self._scores: list[list[float]] = []
         self._n_scored = 0
-        self._round_seconds = 0.0
-        self.waiting: list[tuple[int, int]] = []
         # A search that scores nothing has an answer all the same.
         self.has_news = not self.batch.goes_on
 
@@ -183,7 +139,7 @@ class RunningSearch:
         """The pairs of the next scorer call: all of the round, or what the deadline allows; none at the end."""
         while self.advance():
             if n := self._in_time():
-                return self.next_pairs(n)
+                return self.pairs[:n]
             self.stop()
         return []
 
@@ -191,70 +147,51 @@ class RunningSearch:
         """How many of the waiting pairs the deadline affords, by the pace of the last calls."""
         purse, pace = self._plan.purse, self._pace
         if purse.deadline is None:
-            return len(self.waiting)
+            return len(self.pairs)
         # One pair per query tells how fast the scorer is.
         n = pace.pairs_in(SHARE_OF_TIME_LEFT * self.seconds_left) if pace.is_known else self.n_queries
         n = max(n, self.least)
         if n >= 1 and purse.by_call:
             # Where a pair's price depends on its call, a round that is split would cost more.
-            return len(self.waiting)
-        return max(0, int(min(n, len(self.waiting))))
+            return len(self.pairs)
+        return max(0, int(min(n, len(self.pairs))))
 
     def hits(self) -> list[Hits]:
         """The best k of each query so far; queries of later groups are missing."""
-        if not self.has_news:
-            return self._finished + self._hits
-        self.has_news = False
-        settings = self._plan.settings()
-        predicted = self.batch.final_predictions() if self._plan.keeps else None
-        self._hits = []
-        for at, search in enumerate(self.batch.searches):
-            kept = None if predicted is None else predicted[at]
-            answer = self._answer(at, search, search.trace(settings=settings, approximate_scores=kept))
-            for step in self._plan.finish:
-                answer = step(answer)
-            self._hits.append(answer.hits())
+        if self.has_news:
+            self.has_news = False
+            settings = self._plan.settings()
+            predicted = self.batch.final_predictions() if self._plan.keeps else [None] * self.n_queries
+            self._hits = [self._answer(at, settings, kept).hits() for at, kept in enumerate(predicted)]
         return self._finished + self._hits
 
-    def _answer(self, at: int, search: AskTell, trace: Trace) -> Answer:
+    def _answer(self, at: int, settings: dict[str, Any], predicted: FloatArray | None) -> Answer:
+        search, batch = self.batch.searches[at], self.batch
         positions, scores, rounds = search.best()
-        return Answer(
+        answer = Answer(
             search.query,
             self._k,
             positions,
             scores,
             rounds,
             listed=search.candidates.found,
-            listed_scores=self.batch.listed[at] if self.batch.listed else np.empty(0),
-            items_at=self.batch.items_at,
+            listed_scores=batch.listed[at] if batch.listed else np.empty(0),
+            items_at=batch.items_at,
             keys_of=search.candidates.keys,
-            trace=trace,
+            trace=search.trace(settings=settings, approximate_scores=predicted),
             n_left=search.candidates.n_left,
             goes_on=bool(search.remaining),
         )
+        for step in self._plan.finish:
+            answer = step(answer)
+        return answer
 
     def advance(self) -> bool:
         """Choose the next round's items where the last round has ended; False when the search has ended."""
         while not self._has_ended:
-            if not self.waiting:
-                self._positions = self.batch.ask(seconds=self._first_seconds)
-                if self._counts_pairs:
-                    options = {"refuses": not self._finished, "seeks": self._place.by_position}
-                    paid = [
-                        search.afford(positions, self.batch.items_at, **options)
-                        for search, positions in zip(self.batch.searches, self._positions, strict=True)
-                    ]
-                    # In place, because the batch shares this list.
-                    self._positions[:] = [positions for positions, _ in paid]
-                    self._paid = [pairs for _, pairs in paid]
-                self._scores = [[] for _ in self._positions]
-                self._round_seconds = 0.0
-                # By rank first: if time runs out, every query has had its most promising items scored.
-                self.waiting = sorted(
-                    ((query, rank) for query, batch in enumerate(self._positions) for rank in range(len(batch))),
-                    key=lambda at: (at[1], at[0]),
-                )
-            if self.waiting:
+            if not len(self.pairs):
+                self._choose()
+            if len(self.pairs):
                 return True
             if self.batch.goes_on:
                 # All items of this round are gone.
@@ -267,9 +204,37 @@ class RunningSearch:
             self._begin_next_group()
         return False
 
+    def _choose(self) -> None:
+        """Ask every search for the items of its next round: `pairs`, by position where scorer and items can."""
+        batch, searches = self.batch, self.batch.searches
+        # The batch shares this list: what cannot be paid is taken out in place.
+        positions = batch.ask(seconds=self._first_seconds)
+        paid: list[list[Pair]] = []
+        if self._counts_pairs:
+            for at, search in enumerate(searches):
+                options = {"refuses": not self._finished, "seeks": self._place.by_position}
+                positions[at], pairs = search.afford(positions[at], batch.items_at, **options)
+                paid.append(pairs)
+        self._scores: list[list[float]] = [[] for _ in positions]
+        self._round_seconds = 0.0
+        query_of = np.repeat(np.arange(len(positions)), [len(some) for some in positions])
+        ranks = np.concatenate([np.arange(len(some)) for some in positions])
+        order = np.lexsort((query_of, ranks))
+        # Of each pair, the query that it belongs to.
+        self._query_of: IntArray = query_of[order]
+        if paid:
+            self.pairs = [paid[query][rank] for query, rank in zip(self._query_of, ranks[order], strict=True)]
+            return
+        flat = np.concatenate(positions)[order]
+        if self._by_position:
+            self.pairs = PairsAt(self._plan.items, [search.query for search in searches], self._query_of, flat)
+        else:
+            items = batch.items_at(flat.tolist())
+            self.pairs = [(searches[query].query, item) for query, item in zip(self._query_of, items, strict=True)]
+
     def wanted(self) -> Any:
         """What the next `advance` needs, if it can be computed with others'; None for nothing."""
-        return None if self._has_ended or self.waiting else self.batch.wanted()
+        return None if self._has_ended or len(self.pairs) else self.batch.wanted()
 
     def _begin_next_group(self) -> None:
         queries = self._groups.popleft()
@@ -278,17 +243,14 @@ class RunningSearch:
         except AdacurError as error:
             if (why := self._place.gave_up(error)) is None:
                 raise
-            trace = Trace(stopped=why, settings=self._plan.settings())
-            left = [*queries, *(query for group in self._groups for query in group)]
-            self._finished += [Hits(query, ids=(), scores=np.empty(0), trace=trace) for query in left]
-            self._groups.clear()
+            self._finished += _nothing(why, [*queries, *(one for group in self._groups for one in group)], self._plan)
             self._has_ended = True
 
     def stop(self, why: str = "deadline") -> None:
         """End this group here, because its deadline affords no more, or by an "error"."""
         self.batch.stop(why)
-        if self.waiting:
-            self.waiting = []
+        if len(self.pairs):
+            self.pairs = []
             self.accept(np.empty(0), seconds=0.0)
 
     @contextmanager
@@ -308,19 +270,15 @@ class RunningSearch:
         # Whatever else fails, the caller gets the error that ended the search.
         with suppress(Exception):
             if scored:
-                scores = takewhile(lambda one: one is not None, map(scored.get, self.next_pairs(self.n_waiting)))
+                scores = takewhile(lambda one: one is not None, map(scored.get, self.pairs))
                 self.accept(np.array(list(scores)), seconds=0.0)
             self.stop("error")
             self.has_news = True
             self.hits()
         found = {hits.query: hits for hits in self._finished + self._hits}
-        nothing = Trace(stopped="error", settings=self._plan.settings())
-        return [found[one] if one in found else Hits(one, (), np.empty(0), trace=nothing) for one in self._queries]
-
-    @property
-    def n_waiting(self) -> int:
-        """How many pairs of this round have no score yet."""
-        return len(self.waiting)
+        missing = [query for query in self._queries if query not in found]
+        found |= {hits.query: hits for hits in _nothing("error", missing, self._plan)}
+        return [found[query] for query in self._queries]
 
     @property
     def n_queries(self) -> int:
@@ -337,30 +295,23 @@ class RunningSearch:
         """Seconds until this group's part of the deadline is over; infinite without one."""
         return self._until - self._clock()
 
-    def next_pairs(self, n: int) -> Sequence[Pair]:
-        """The next n pairs to score: by position, without their texts, where both scorer and items can."""
-        now, searches = self.waiting[:n], self.batch.searches
-        if self._counts_pairs:
-            return [self._paid[query][rank] for query, rank in now]
-        positions = [int(self._positions[query][rank]) for query, rank in now]
-        if self._by_position:
-            query_of = np.array([query for query, _ in now], np.intp)
-            queries = [search.query for search in searches]
-            return PairsAt(self._plan.items, queries, query_of, np.array(positions, np.intp))
-        items = self.batch.items_at(positions)
-        return [(searches[query].query, item) for (query, _), item in zip(now, items, strict=True)]
-
     def accept(self, scores: FloatArray, *, seconds: float) -> None:
         """Take the scores of the next pairs."""
         self._pace.note(len(scores), seconds)
         self._round_seconds += seconds
         self._n_scored += len(scores)
-        now = self.waiting[: len(scores)]
-        for at, n in Counter(query for query, _ in now if self._counts_pairs).items():
+        now, self._query_of = self._query_of[: len(scores)].tolist(), self._query_of[len(scores) :]
+        for at, n in Counter(now if self._counts_pairs else ()).items():
             self.batch.searches[at].purse.pay(n)
-        for (query, _), score in zip(now, scores.tolist(), strict=True):
+        for query, score in zip(now, scores.tolist(), strict=True):
             self._scores[query].append(score)
-        self.waiting = self.waiting[len(scores) :]
-        if not self.waiting:
+        self.pairs = self.pairs[len(scores) :]
+        if not len(self.pairs):
             self.batch.tell([np.array(scores) for scores in self._scores], seconds=self._round_seconds)
             self.has_news = True
+
+
+def _nothing(why: str, queries: Sequence[Query], plan: Plan) -> list[Hits]:
+    """The answers of queries that were not searched."""
+    trace = Trace(stopped=why, settings=plan.settings())
+    return [Hits(query, ids=(), scores=np.empty(0), trace=trace) for query in queries]

@@ -20,6 +20,10 @@ class Waiting:
     n_queries: int = 1
 
     @property
+    def pairs(self) -> range:
+        return range(self.n_waiting)
+
+    @property
     def least(self) -> int:
         return 0 if self.has_answer or math.isinf(self.seconds_left) else self.n_queries
 

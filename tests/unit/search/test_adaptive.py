@@ -11,7 +11,7 @@ from adacur.model import PseudoInverse
 from adacur.scorers import MatrixScorer
 from adacur.search import plan_search
 from adacur.search.asktell import AskTell, QueryBatch
-from adacur.search.places import in_memory
+from adacur.search.candidates import CandidatesInMemory
 
 
 def plan_of(world, sizes, **choices):
@@ -25,7 +25,10 @@ def lock_step(world, plan, approximator=None) -> QueryBatch:
         plan,
         world.test,
         1,
-        candidates=in_memory(plan, [np.arange(4)] * len(world.test), np.ones(len(world.items), dtype=bool)),
+        candidates=[
+            CandidatesInMemory(np.arange(4), np.ones(len(world.items), dtype=bool), len(world.items), plan.items.keys)
+            for _ in world.test
+        ],
         approximation=(approximator or PseudoInverse()).begin(world.index, world.test),
     )
 

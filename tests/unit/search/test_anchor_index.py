@@ -211,7 +211,7 @@ def test_search_iter_with_a_deadline_yields_answers_only(world) -> None:
     index = AnchorIndex(world.index, scorer=FunctionScorer(slow), first={"noisy": world.noisy_first()})
     plan = plan_search(index, 3, budget=Budget(100, deadline=0.1), first="noisy")
     timed = replace(plan, purse=replace(plan.purse, clock=lambda: now[0]))
-    calls = [step.trace.calls for step in search_iter(timed, world.test[0], 3)]
+    calls = [step.trace.calls for (step,) in search_iter(timed, world.test[:1], 3)]
     assert calls == sorted(set(calls))
     assert 0 < calls[0] <= calls[-1] < 100
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from adacur import BM25, AnchorIndex, Budget, Dense, Gaussian, Item, Query
-from adacur.errors import AdacurError
 from adacur.extras.kernels.graph_top_n import RecordedChoices
 from adacur.model import Features, GaussianModel
 from adacur.model.device_posterior import _Batch
@@ -211,24 +210,6 @@ def test_a_batch_and_a_lone_query_score_the_same_items() -> None:
     for query, hits in zip(QUERIES, together, strict=True):
         assert rounds_of(index.search(query, 5, budget=40)) == rounds_of(hits)
         assert index.search(query, 5, budget=40, method=Stopping(stop_when=0.8)).trace.stopped in ("settled", "budget")
-
-
-def test_halves_of_many_queries_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
-    expected = index_of().search(QUERIES, 5, budget=40)
-    index = index_of()
-    monkeypatch.setattr(type(index.scorer), "runs_on_device", True, raising=False)
-    halved = index.search(QUERIES, 5, budget=40)
-    assert [hits.query for hits in halved] == QUERIES
-    assert [hits.ids for hits in halved] == [hits.ids for hits in expected]
-
-
-def test_an_error_in_one_half_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
-    index = index_of()
-    monkeypatch.setattr(type(index.scorer), "runs_on_device", True, raising=False)
-    with pytest.raises(AdacurError, match="stranger"):
-        index.search([*QUERIES, Query("stranger", QUERIES[0].text)], 5, budget=40)
 
 
 @pytest.mark.parametrize("options", [{}, {"bm25": True}, {"n_anchors": 0}, {"twins": True}], ids=str)

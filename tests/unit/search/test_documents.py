@@ -80,7 +80,7 @@ def test_hits_show_the_passage_and_name_the_document(index) -> None:
 def test_hits_of_every_round_and_of_batches_count_documents(index) -> None:
     plan = plan_search(index, 4, budget=30, method=Stopping(rounds=3, stop_when=0.999999))
 
-    for hits in search_iter(plan, "cedar ember", 4):
+    for (hits,) in search_iter(plan, ["cedar ember"], 4):
         assert len({hit.document for hit in hits}) == len(hits)
     together = index.search(["cedar ember", "fjord heath"], 4, budget=30)
     assert [hits.ids for hits in together] == [index.search(hits.query, 4, budget=30).ids for hits in together]

@@ -133,19 +133,6 @@ def test_queries_that_had_ended_and_those_not_begun_are_told_apart(world, monkey
     ]
 
 
-def test_both_halves_of_many_queries_keep_what_they_scored(world, monkeypatch) -> None:
-    monkeypatch.setattr(rounds, "_WORTH_HALVING", 4)
-    scorer = Failing(world.scorer, after=3)
-    scorer.runs_on_device = True
-    index = over(world, scorer)
-
-    with pytest.raises(ScorerFailed) as failed:
-        index.search(world.test, 5, budget=40, method=ROUNDS)
-
-    assert [(hits.query, hits.trace.stopped) for hits in failed.value.hits] == [(one, "error") for one in world.test]
-    assert Counter(scorer.scored) == Counter(pair for hits in failed.value.hits for pair in scored_in(hits, index))
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_what_a_failing_search_has_scored_is_logged(world, form, tmp_path) -> None:
     log = SearchLog(tmp_path / "log.sqlite")
@@ -159,9 +146,7 @@ def test_what_a_failing_search_has_scored_is_logged(world, form, tmp_path) -> No
 
 
 @pytest.mark.parametrize("form", [of_search, of_asearch])
-def test_equal_queries_pay_once_and_each_has_the_answer(world, form, monkeypatch) -> None:
-    # Halves must not pay for a query that is in both.
-    monkeypatch.setattr(rounds, "_WORTH_HALVING", 4)
+def test_equal_queries_pay_once_and_each_has_the_answer(world, form) -> None:
     a, b, c = world.test[:3]
     again = Query(a.id, a.text)
     asked = [a, b, again, c, a, b]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import numpy as np
 import pytest
 
-from adacur import AdaCUR, AnchorIndex, Rerank
+from adacur import AnchorIndex, Rerank
 from adacur.errors import NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.search import plan_search, rounds
@@ -70,32 +69,6 @@ def test_groups_that_fit_into_memory_answer_as_all_at_once(index, world, monkeyp
     parts = rounds.search(plan, world.test, 5)
     assert len(index.scorer.calls) - calls == calls * len(world.test)
     assert [everything(hits) for hits in parts] == [everything(hits) for hits in whole]
-
-
-@pytest.mark.parametrize("error", [ScorerFailed, KeyboardInterrupt])
-@pytest.mark.parametrize("failing", [0, -1])
-def test_an_error_in_one_half_of_many_queries_ends_the_other(world, monkeypatch, failing, error) -> None:
-    monkeypatch.setattr("adacur.search.rounds._WORTH_HALVING", 4)
-    failed = threading.Event()
-
-    class Failing(Noting):
-        runs_on_device = True
-
-        def score(self, pairs):
-            if world.test[failing] in {query for query, _ in pairs}:
-                failed.set()
-                raise error
-            # The other half has a call under way when the error comes.
-            assert failed.wait(30)
-            return super().score(pairs)
-
-    scorer = Failing(world.scorer, seconds=0.01)
-    index = AnchorIndex(world.index, scorer=scorer, first={"bm25": world.noisy_first()})
-    with pytest.raises(error):
-        index.search(world.test, 3, budget=20, method=AdaCUR(rounds=10))
-
-    # Of ten rounds.
-    assert len(scorer.calls) < 6
 
 
 def test_awaited_steps_do_what_steps_do(index, world) -> None:

@@ -30,8 +30,8 @@ from adacur.model.approximation import Posterior
 from adacur.model.rank_slopes import RANKS_THAT_COUNT, SCORES_FOR_TERMS
 from adacur.protocols import Acquisition, Approximation, Ranking
 from adacur.records import Item, Query
-from adacur.search.asktell import NONE, SHORTLIST, QueryBatch
-from adacur.search.candidates import Candidates
+from adacur.search.asktell import SHORTLIST, QueryBatch
+from adacur.search.candidates import NONE, Candidates
 from adacur.search.finish import LISTED
 from adacur.search.plan import Plan
 from adacur.seeds import item_keys

@@ -186,7 +186,7 @@ class SharedLoop:
     def _score(self, shares: Sequence[tuple[_Stepped, int]]) -> None:
         """Score the next n pairs of each search in one call; all have the same scorer."""
         shares = [(search, n) for search, n in shares if not search.has_left]
-        pairs = joined_pairs([search.pairs[:n] for search, n in shares])
+        pairs = joined_pairs([search.joined.pairs[:n] for search, n in shares])
         if not pairs:
             return
         started, scorer = time.monotonic(), shares[0][0].scorer
@@ -212,7 +212,7 @@ class SharedLoop:
         together: list[_Scored] = []
         tasks: list[list[_Scored]] = []
         for search, scores in scored:
-            if scores is not None and len(scores) < len(search.pairs):
+            if scores is not None and len(scores) < len(search.joined.pairs):
                 search.accept(scores)
                 with self._changed:
                     self._ready.append(search)
@@ -256,14 +256,13 @@ class SharedLoop:
 class _Stepped:
     """A search under way and its reader, who awaits `news`: hits after each round, then an error or None.
 
-    `pairs` are the unscored pairs of this round. A search that `has_left` takes no part in further calls.
+    A search that `has_left` takes no part in further calls.
     """
 
     def __init__(self, joined: RunningSearch, scorer: Scorer, *, every_round: bool) -> None:
         self.joined = joined
         self.scorer = scorer
         self.news: asyncio.Queue[list[Hits] | BaseException | None] = asyncio.Queue()
-        self.pairs: Sequence[Pair] = []
         self.has_left = False
         self._every_round = every_round
         self._events = asyncio.get_running_loop()
@@ -294,7 +293,6 @@ class _Stepped:
         now = time.monotonic()
         self.joined.accept(scores, seconds=now - self._since)
         self._since = now
-        self.pairs = self.pairs[len(scores) :]
 
     def take(self, scores: FloatArray | None) -> bool:
         """Take the last scores of a round, or stop without them; False if the search goes on later, or has left."""
@@ -304,9 +302,8 @@ class _Stepped:
             joined = self.joined
             if scores is not None:
                 self.accept(scores)
-            elif self.pairs:
+            elif len(joined.pairs):
                 joined.stop()
-                self.pairs = []
             if joined.has_news and self._every_round:
                 self.tell(joined.hits())
             return True
@@ -316,7 +313,6 @@ class _Stepped:
         with self._computing:
             joined = self.joined
             if joined.advance():
-                self.pairs = joined.next_pairs(joined.n_waiting)
                 self._since = time.monotonic()
                 return True
             if joined.has_news or not self._every_round:

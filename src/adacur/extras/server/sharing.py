@@ -53,7 +53,7 @@ class Sharing:
             limit = max(limit, min(own, pace.call / pace.pair))
         least = [max(1, searches[at].least) for at in turns]
         n_in = max(1, sum(n <= limit for n in accumulate(least)))
-        wanted = [searches[at].least if late[at] else searches[at].n_waiting for at in turns[:n_in]]
+        wanted = [searches[at].least if late[at] else len(searches[at].pairs) for at in turns[:n_in]]
         for at, n in zip(turns, _fair(wanted, least, limit), strict=False):
             shares[at] = n
         return shares
@@ -62,7 +62,7 @@ class Sharing:
         """Whether this search's deadline affords no call that would be worth its while to the others in it."""
         patient = 0
         if not self._apart:
-            patient = sum(one.n_waiting for one in searches if one.seconds_left > _MUCH_LONGER * search.seconds_left)
+            patient = sum(len(one.pairs) for one in searches if one.seconds_left > _MUCH_LONGER * search.seconds_left)
         pairs_seconds = max(pace.pair, min(pace.call, patient * pace.pair))
         return SHARE_OF_TIME_LEFT * search.seconds_left < pace.call + pairs_seconds
 
