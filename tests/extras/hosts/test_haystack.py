@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 from haystack import Document, Pipeline, default_from_dict
 from haystack.components.joiners import DocumentJoiner
-from haystack.core.errors import DeserializationError
 from haystack.document_stores.types import FilterPolicy
 
 import adacur
 from adacur import AnchorIndex
-from adacur.errors import BudgetError, InputError, NotAnIndex
+from adacur.errors import InputError
 from adacur.extras.haystack import AdacurRetriever, items_of
 from tests.host_world import QUERY, make_index, shared_words
 
@@ -56,18 +54,6 @@ def test_a_pipeline_written_as_yaml_and_read_again_answers_the_same(path: Path, 
         one.close()
 
 
-def test_a_file_is_read_only_by_those_who_trust_adacur(path: Path) -> None:
-    with pytest.raises(DeserializationError, match=r"allowed_modules=\['adacur"):
-        Pipeline.loads(pipeline_on(path).dumps())
-
-
-def test_an_awaited_pipeline_answers_the_same(path: Path) -> None:
-    pipeline = pipeline_on(path)
-
-    assert asyncio.run(pipeline.run_async(ASKED)) == pipeline.run(ASKED)
-    pipeline.close()
-
-
 def test_every_option_survives_the_file(path: Path) -> None:
     options = {
         "path": str(path),
@@ -99,15 +85,6 @@ def test_objects_serve_in_python_and_are_refused_in_a_file(path: Path) -> None:
     assert retriever.run(QUERY, top_k=1)["documents"]
     with pytest.raises(InputError):
         retriever.to_dict()
-
-
-def test_nothing_is_opened_before_it_is_warmed_up(tmp_path: Path) -> None:
-    retriever = AdacurRetriever(tmp_path / "none")
-
-    with pytest.raises(NotAnIndex):
-        retriever.warm_up()
-    with pytest.raises(NotAnIndex):
-        asyncio.run(retriever.warm_up_async())
 
 
 class Closable:
@@ -200,13 +177,6 @@ def test_filters_of_a_run_replace_those_of_the_component_or_join_them(path: Path
 def test_a_filter_that_cannot_be_applied_is_refused(path: Path, filters: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         AdacurRetriever(path, scorer=shared_words).run(QUERY, filters=filters)
-
-
-def test_a_top_k_below_one_is_refused(path: Path) -> None:
-    with pytest.raises(BudgetError):
-        AdacurRetriever(path, top_k=0)
-    with pytest.raises(BudgetError):
-        AdacurRetriever(path, scorer=SCORER).run(QUERY, top_k=0)
 
 
 def test_a_document_without_a_text_does_not_become_an_item() -> None:

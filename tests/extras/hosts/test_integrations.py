@@ -14,7 +14,7 @@ import pytest
 
 import adacur
 from adacur import Item
-from adacur.errors import AdacurError, BudgetError, EmptyInput, InputError, NotAnIndex, ScorerFailed
+from adacur.errors import AdacurError, BudgetError, EmptyInput, InputError
 from adacur.scorers import FunctionScorer, Metered
 from adacur.search import search_options
 from tests.host_world import ITEMS, QUERY, make_index, shared_words
@@ -238,12 +238,6 @@ def test_an_awaited_search_does_not_hold_up_the_event_loop(host: Host, path: Pat
     assert asyncio.run(search()) == expected(path, k=3, budget=10)
 
 
-def test_a_filter_lets_only_what_it_says_pass(host: Host, path: Path, scorer: Metered) -> None:
-    host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("river"))
-
-    assert host.retrieve(QUERY) == expected(path, k=5, budget=20, filter=lambda item: item.metadata["kind"] == "river")
-
-
 @pytest.mark.parametrize(
     "where",
     [
@@ -310,18 +304,6 @@ def test_a_hosts_own_filter_that_an_engine_cannot_run_is_refused_with_the_way_ro
             host.retrieve(QUERY)
 
 
-@pytest.mark.parametrize("kind", ["llama-index", "haystack"])
-def test_two_filters_at_once_are_refused(kind: str, path: Path, scorer: Metered) -> None:
-    host = HOSTS[kind]()
-
-    def ask() -> None:
-        host.open(path, k=5, scorer=scorer, check=False, filter={"kind": "ship"}, **host.only("ship"))
-        host.retrieve(QUERY)
-
-    with pytest.raises(InputError):
-        ask()
-
-
 def test_a_filter_that_nothing_passes_finds_nothing_and_costs_nothing(host: Host, path: Path, scorer: Metered) -> None:
     host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("volcano"))
 
@@ -376,20 +358,6 @@ def test_what_the_index_refuses_is_told_as_the_index_tells_it(
 
     assert str(own.value) == str(indexes.value)
     assert scorer.calls == 0
-
-
-def test_a_folder_that_is_no_index_is_refused_when_it_is_opened(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(NotAnIndex):
-        host.open(tmp_path, k=3)
-
-
-def test_a_scorer_that_fails_is_named(host: Host, path: Path) -> None:
-    def broken(pairs: object) -> list[float]:
-        raise RuntimeError("out of memory")
-
-    host.open(path, k=3, scorer=broken, check=False)
-    with pytest.raises(ScorerFailed):
-        host.retrieve(QUERY)
 
 
 def test_closing_closes_the_scorer(host: Host, path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import adacur
 from adacur import AdaCUR, AnchorIndex
-from adacur.errors import InputError, NotTrusted, UnknownName
+from adacur.errors import NotTrusted, UnknownName
 from adacur.extras.pyterrier import Adacur
 from tests.editing import Edited
 from tests.living_world import build, item, query, score
@@ -52,12 +52,6 @@ def backwards(docnos: list[str]) -> pt.Transformer:
         for place, docno in enumerate(docnos)
     ]
     return pt.Transformer.from_df(pd.DataFrame(results, columns=["qid", "query", "docno", "score", "rank"]))
-
-
-def test_a_filter_means_what_it_means_in_a_search(index: AnchorIndex) -> None:
-    found = Adacur(index, k=5, budget=40, filter={"document": [ITEMS[3].id, ITEMS[5].id]})(TOPICS)
-
-    assert {*found["docno"]} == {ITEMS[3].id, ITEMS[5].id}
 
 
 def test_queries_retrieve_what_a_search_of_the_index_finds(index: AnchorIndex) -> None:
@@ -100,14 +94,6 @@ def test_a_search_goes_beyond_the_documents_that_it_was_given(index: AnchorIndex
         np.testing.assert_allclose(rows["score"], best)
 
 
-def test_documents_without_ranks_and_scores_are_taken_in_their_order(index: AnchorIndex) -> None:
-    bare = pd.DataFrame({"qid": "1", "query": "a heavy ship", "docno": [item.id for item in ITEMS[5:9]]})
-
-    found = Adacur(index, k=8, budget=8, method=AdaCUR(rounds=4))(bare)
-
-    assert set(found["docno"][found["iteration"] == 0]) == {ITEMS[5].id, ITEMS[6].id}
-
-
 def test_documents_that_the_index_does_not_have_are_named(index: AnchorIndex) -> None:
     with pytest.raises(UnknownName):
         (backwards([ITEMS[0].id, "elsewhere"]) >> Adacur(index))(TOPICS)
@@ -126,13 +112,6 @@ def test_a_frame_that_is_neither_queries_nor_results_is_refused(index: AnchorInd
         Adacur(index)(pd.DataFrame({"docno": ["i1"], "text": ["a thing"]}))
 
 
-def test_pyterrier_sees_what_goes_in_and_what_comes_out(index: AnchorIndex) -> None:
-    pipeline = Adacur(index) % 3
-
-    assert pt.inspect.transformer_outputs(pipeline, ["qid", "query"]) == ["qid", "query", *COLUMNS]
-    assert len(pipeline(TOPICS)) == 9
-
-
 def test_fused_documents_are_in_the_order_of_their_scores(index: AnchorIndex) -> None:
     found = Adacur(index, k=6, budget=40, first="bm25", fuse=0.8)(TOPICS)
 
@@ -141,27 +120,6 @@ def test_fused_documents_are_in_the_order_of_their_scores(index: AnchorIndex) ->
         expected = truth(str(text))
         assert list(rows["exact"]) == [expected[docno] for docno in rows["docno"]]
     assert not (found["exact"] == found["score"]).any()
-
-
-def test_an_experiment_measures_the_index_beside_its_first_stage(index: AnchorIndex) -> None:
-    tops = {text: sorted(truth(text), key=truth(text).__getitem__, reverse=True)[:10] for text in TOPICS["query"]}
-    qrels = pd.DataFrame(
-        [(qid, docno, 1) for qid, text in zip(TOPICS["qid"], TOPICS["query"], strict=True) for docno in tops[text]],
-        columns=["qid", "docno", "label"],
-    )
-    first = backwards([item.id for item in ITEMS[:20]])
-
-    measured = pt.Experiment(
-        [first, first >> Adacur(index, k=10, budget=100), Adacur(index, k=10, method="exact")],
-        TOPICS,
-        qrels,
-        [pt.measures.nDCG @ 10, pt.measures.R @ 10],
-        names=["first", "adacur", "exact"],
-    ).set_index("name")
-
-    assert measured.loc["exact", "R@10"] == 1.0
-    assert measured.loc["exact", "nDCG@10"] == 1.0
-    assert measured.loc["adacur", "R@10"] > 0.8 > measured.loc["first", "R@10"]
 
 
 def test_the_folder_is_an_artifact_that_loads_as_a_transformer(folder: Path) -> None:
@@ -224,15 +182,3 @@ def test_a_downloaded_artifact_does_not_choose_the_function_that_is_called(
             opened(TOPICS)
     assert len(pt.Artifact.from_url(f"{url}/index.tar.lz4", scorer=score, k=1, budget=5)(TOPICS)) == 3
     assert len(pt.Artifact.load(str(tmp_path / "i.adacur"), allow_code=True, k=1, budget=5)(TOPICS)) == 3
-
-
-def test_an_index_in_memory_searches_too() -> None:
-    scores = np.array([score([(query.text, item.text) for item in ITEMS[:30]]) for query in ANCHORS[:6]])
-    held = AnchorIndex.from_arrays(items=ITEMS[:30], anchor_queries=ANCHORS[:6], scores=scores, scorer=score)
-
-    assert len(Adacur(held, k=2, budget=12)(TOPICS)) == 6
-
-
-def test_an_open_index_has_its_scorer_already(index: AnchorIndex) -> None:
-    with pytest.raises(InputError):
-        Adacur(index, scorer=score)

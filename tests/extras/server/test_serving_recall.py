@@ -16,7 +16,7 @@ from tests.serving_world import world_index
 
 @contextmanager
 def curves(is_idle: Callable[[], bool] = lambda: True) -> Iterator[RecallCurves]:
-    made = RecallCurves(ServerSettings(recall_queries=24, max_budget=20), is_idle=is_idle)
+    made = RecallCurves(ServerSettings(max_budget=20), is_idle=is_idle)
     try:
         yield made
     finally:
@@ -30,35 +30,21 @@ def measured(made: RecallCurves, index: AnchorIndex) -> dict[str, Any]:
 
 
 def test_a_curve_waits_while_somebody_searches_but_not_for_ever(monkeypatch):
-    index = world_index()
+    index, is_quiet = world_index(), threading.Event()
     with curves() as alone:
         expected = measured(alone, index)
-    monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 1000.0)
-    is_quiet, asked = threading.Event(), threading.Event()
-    replay = recall.replay
-
-    def counted(*given: Any, **options: Any) -> Any:
-        assert is_quiet.is_set()
-        return replay(*given, **options)
-
-    monkeypatch.setattr(recall, "replay", counted)
-
-    def is_idle() -> bool:
-        asked.set()
-        return is_quiet.is_set()
-
-    with curves(is_idle=is_idle) as waiting:
+    with curves(is_idle=is_quiet.is_set) as waiting:
         assert waiting.curve("w", index, k=5, method="gaussian")["state"] == "computing"
-        assert asked.wait(10)
+        time.sleep(0.3)
+        assert waiting.curve("w", index, k=5, method="gaussian")["points"] == ()
         is_quiet.set()
         assert measured(waiting, index) == expected
-    monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 0.01)
+    monkeypatch.setattr(recall, "_MOST_PAUSES", 1)
     with curves(is_idle=lambda: False) as crowded:
         assert measured(crowded, index) == expected
 
 
-def test_a_curve_that_waits_ends_with_its_server(monkeypatch):
-    monkeypatch.setattr(recall, "_SECONDS_TO_WAIT", 1000.0)
+def test_a_curve_that_waits_ends_with_its_server():
     before = threading.active_count()
     with curves(is_idle=lambda: False) as waiting:
         assert waiting.curve("w", world_index(), k=5, method="gaussian")["state"] == "computing"

@@ -29,7 +29,6 @@ from adacur.extras.server import ServerSettings
         {"allowed_hosts": ("",)},
         {"allowed_hosts": ("Example.com",)},
         {"max_filter_values": 0},
-        {"recall_queries": 1},
     ],
 )
 def test_a_limit_that_is_none_is_refused(wrong):

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from adacur.extras.server.concurrency import Turns
-from adacur.extras.server.failures import Refusal
+from adacur.extras.server.failures import ClientGone, Refusal
+
+
+async def stays() -> Any:
+    """A client that does not hang up."""
+    await asyncio.sleep(60)
 
 
 async def test_turns_are_given_in_order_and_never_more_than_allowed():
@@ -14,42 +20,36 @@ async def test_turns_are_given_in_order_and_never_more_than_allowed():
 
     async def one(name: int) -> None:
         nonlocal most
-        async with turns.one():
-            most = max(most, turns.running)
-            order.append(name)
-            await asyncio.sleep(0.001)
+        most = max(most, turns.running)
+        order.append(name)
+        await asyncio.sleep(0.001)
 
-    await asyncio.gather(*(one(name) for name in range(5)))
+    await asyncio.gather(*(turns.run(lambda name=name: one(name), receive=stays, seconds=10) for name in range(5)))
     assert (most, order) == (2, [0, 1, 2, 3, 4])
     assert (turns.running, turns.waiting) == (0, 0)
 
 
-async def test_who_is_cancelled_in_line_leaves_no_trace():
+async def test_who_leaves_the_queue_or_waits_too_long_leaves_no_trace():
     turns = Turns(concurrency=1, queue=1)
-    async with turns.one():
+    end = asyncio.Event()
+    running = asyncio.ensure_future(turns.run(end.wait, receive=stays, seconds=10))
+    await asyncio.sleep(0.01)
 
-        async def waits() -> None:
-            async with turns.one():
-                raise AssertionError
+    async def leaves() -> Any:
+        return {"type": "http.disconnect"}
 
-        waiting = asyncio.ensure_future(waits())
-        await asyncio.sleep(0)
-        with pytest.raises(Refusal, match=r"1 requests .* 1 wait"):
-            turns.check()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        assert (turns.running, turns.waiting) == (1, 0)
-    async with turns.one():
-        pass
-
-
-async def test_a_turn_that_does_not_come_in_time_is_refused():
-    turns = Turns(concurrency=1, queue=1)
-    async with turns.one():
-        with pytest.raises(Refusal, match=r"0\.01") as refused:
-            async with turns.one(within=0.01):
-                raise AssertionError
-    assert refused.value.status == 504
-    assert (turns.running, turns.waiting) == (0, 0)
-    async with turns.one(within=0.01):
-        assert turns.running == 1
+    with pytest.raises(ClientGone):
+        await turns.run(end.wait, receive=leaves, seconds=10)
+    with pytest.raises(Refusal) as late:
+        await turns.run(end.wait, receive=stays, seconds=0.01)
+    waiting = asyncio.ensure_future(turns.run(end.wait, receive=stays, seconds=10))
+    await asyncio.sleep(0.01)
+    with pytest.raises(Refusal) as full:
+        turns.check()
+    assert (late.value.status, full.value.status) == (504, 429)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (turns.running, turns.waiting) == (1, 0)
+    end.set()
+    await running
+    assert turns.running == 0

@@ -16,7 +16,7 @@ from adacur import Cached, Item
 from adacur.extras.server import ServerSettings, create_app
 from adacur.extras.server.application import _Server
 from adacur.extras.server.failures import Refusal
-from adacur.extras.server.logs import server_log
+from adacur.extras.server.running import server_log
 from adacur.extras.server.scoring import ScorerWatch
 from adacur.protocols import ScorerCard
 from adacur.scorers import HttpScorer

@@ -2,13 +2,13 @@
 
 Where to change what, in the order in which a request meets it:
 
-- the process: `running` (socket, end), `open_indexes` (from folders), `server_settings` (limits, keys), `logs`;
+- the process: `commands`, `running` (socket, log, end), `open_indexes`, `server_settings` (limits, keys);
 - every request: `door` (host, key, size, log line), `bodies` (its fields and limits), `failures` (errors as answers),
   `concurrency` (how many at a time), `metrics`;
 - routes: `application`, which calls `indexes` (from a body to the options of a search), `searching` (answers and
-  streams), `reranking` (a dialect is one entry of its table), `recall` (curves); `scoring` counts the calls of
-  scorers, and checks that they are still the same;
-- documents: `shapes` (answers and errors, for OpenAPI), `page` and the folder `page/` (`/`).
+  streams), `recall` (curves); `scoring` counts the calls of scorers, re-ranks, and checks that they are still the same;
+- the page: `page` and the folder `page/` (`/`);
+- afterwards: `explain` (why an item is a hit), `search_log`, and `refresh`, which makes anchor queries of the log.
 
 Methods and their options come from the table `adacur.search.METHODS`: a new method needs no line here.
 """

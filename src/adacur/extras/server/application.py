@@ -10,19 +10,20 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import structlog
 from fastapi import APIRouter, FastAPI, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
+from adacur import __version__
 from adacur.as_json import as_json
 from adacur.errors import AdacurError, InputError, UnknownName
-from adacur.extras.server import shapes
 from adacur.extras.server.bodies import Name, find_request, rerank_request, search_request
 from adacur.extras.server.concurrency import Turns
 from adacur.extras.server.door import Door, notes_of
-from adacur.extras.server.failures import Refusal, as_refusal, json_answer
+from adacur.extras.server.failures import ERRORS, Refusal, as_refusal, json_answer
 from adacur.extras.server.indexes import (
     SearchRequest,
     Served,
@@ -32,18 +33,36 @@ from adacur.extras.server.indexes import (
     named_index,
     plan_of,
 )
-from adacur.extras.server.logs import silent_log
 from adacur.extras.server.metrics import METRICS_TYPE, Metrics
 from adacur.extras.server.page import add_page, content_security_policy
 from adacur.extras.server.recall import RecallCurves
-from adacur.extras.server.reranking import by_model, reranked
-from adacur.extras.server.scoring import ScorerWatch, ServedScorers
+from adacur.extras.server.scoring import ScorerWatch, ServedScorers, by_model, reranked
 from adacur.extras.server.searching import Search, SearchStream, search_all
 from adacur.extras.server.server_settings import ServerSettings
 from adacur.money import Price
 from adacur.replay import replay
 from adacur.search import METHODS, AnchorIndex
 
+_DESCRIPTION = (
+    "Searches an index of items for those that its scorer, a cross-encoder for example, ranks highest, within a budget "
+    "of calls to the scorer. `POST /v1/search` is the main route; the rerank routes score documents that the client "
+    'sends. Every answer that is not a success is `{"error": {"code", "message"}, "detail"}`, also at unknown '
+    "addresses (404) and for other HTTP methods than those below (405, with `Allow`)."
+)
+_EVENT = {"type": "object", "properties": {"event": {"enum": ["start", "round", "done", "error"]}, "data": {}}}
+# Of a route that may stream.
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; or, with `stream`, server-sent events: see `docs/serve.md` for the fields of each.",
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+}
+_COMPUTING: dict[int | str, dict[str, Any]] = {
+    202: {"description": "The points so far: ask again after `Retry-After` seconds."}
+}
+_COUNTERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
+}
 # Threads cost little while they wait.
 _THREADS = 256
 
@@ -54,13 +73,11 @@ def create_app(
     """As `adacur.extras.server.create_app`."""
     if not indexes:
         raise InputError("A server needs at least one index to serve.")
-    from adacur import __version__
-
-    server = _Server(indexes, settings=settings or ServerSettings(), log=silent_log() if log is None else log)
+    server = _Server(indexes, settings=settings or ServerSettings(), log=log or _silent_log())
     app = FastAPI(
         title="adacur",
         summary="The items an expensive scorer ranks highest, within a budget of calls to it.",
-        description=shapes.DESCRIPTION,
+        description=_DESCRIPTION,
         version=__version__,
         docs_url=None,
         redoc_url=None,
@@ -75,16 +92,20 @@ def create_app(
     # The door checks keys, at unknown addresses too; these only describe them in OpenAPI.
     keys = (HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False))
     api = APIRouter(
-        responses=shapes.ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
+        responses=ERRORS, dependencies=[Security(key) for key in keys] if server.settings.api_keys else None
     )
     server.add_search(api)
-    server.add_find(api)
     server.add_rerank(api)
     server.add_indexes(api)
     server.add_health(app, api)
     app.include_router(api)
     add_page(app)
     return app
+
+
+def _silent_log() -> Any:
+    """A logger that writes nowhere, for applications that log by themselves."""
+    return structlog.wrap_logger(structlog.ReturnLogger(), processors=[], wrapper_class=structlog.BoundLogger)
 
 
 async def _raise_to_the_door(request: Request, error: Exception) -> Response:
@@ -139,11 +160,10 @@ class _Server:
             self.is_ready = True
 
     def add_search(self, api: APIRouter) -> None:
-        """POST /v1/search."""
-        SearchBody = search_request(self.settings)
-        answers = shapes.streamed("The best k items of each query")
+        """POST /v1/search and /v1/find."""
+        SearchBody, FindBody = search_request(self.settings), find_request(self.settings)
 
-        @api.post("/v1/search", tags=["search"], summary="Search", responses=answers)
+        @api.post("/v1/search", tags=["search"], summary="Search", responses=_STREAMED)
         async def search(request: Request, body: SearchBody) -> Response:  # type: ignore[valid-type]
             """Find the best k items of an index for a query, exactly scored, within a budget of scorer calls.
 
@@ -152,12 +172,7 @@ class _Server:
             """
             return await self._answered(request, body, plan_of)
 
-    def add_find(self, api: APIRouter) -> None:
-        """POST /v1/find."""
-        FindBody = find_request(self.settings)
-        answers = shapes.streamed("The items above the line, and what is promised")
-
-        @api.post("/v1/find", tags=["search"], summary="Find all", responses=answers)
+        @api.post("/v1/find", tags=["search"], summary="Find all", responses=_STREAMED)
         async def find(request: Request, body: FindBody) -> Response:  # type: ignore[valid-type]
             """Find all items that score `above` or higher, at a recall that is certified.
 
@@ -192,6 +207,20 @@ class _Server:
         of = dict(zip(distinct, results, strict=True))
         return json_answer({"index": asked.served.name, "results": [of[query] for query in asked.queries]})
 
+    def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
+        """Count the calls of searches; `error` ended a stream after its status had been sent."""
+        notes = notes_of(request.scope)
+        notes["calls"] = sum(search.calls for search in searches)
+        for search in searches:
+            if search.stopped not in (None, "refused"):
+                of = search.request
+                self.metrics.count_search(of.served.name, of.method, search.last, stopped=search.stopped)
+        if error is not None:
+            refusal = as_refusal(error)
+            notes["error"] = refusal.code
+            if refusal.status >= 500:
+                notes["failure"] = error
+
     def add_rerank(self, api: APIRouter) -> None:
         """POST /v1/rerank, and /rerank for clients that write no version."""
         RerankRequest = rerank_request(self.settings)
@@ -214,12 +243,15 @@ class _Server:
                 late = f"Scoring took more than {seconds:g} s. Send fewer documents at a time."
                 raise Refusal(504, "out_of_time", late) from error
 
+        @api.get("/v1/models", tags=["rerank"], summary="Names for `model`")
+        async def list_models() -> Response:
+            """The indexes, as clients of OpenAI list models."""
+            models = [{"id": name, "object": "model", "created": 0, "owned_by": "adacur"} for name in self.served]
+            return json_answer({"object": "list", "data": models})
+
     def add_indexes(self, api: APIRouter) -> None:
         """Facts about the indexes, and their recall."""
         Method = Literal[*(name for name in METHODS if name != "exact")]  # type: ignore[valid-type]
-        computing: dict[int | str, dict[str, Any]] = {
-            202: {"description": "The points so far: ask again after `Retry-After` seconds."}
-        }
 
         @api.get("/v1/indexes", tags=["indexes"], summary="What is served")
         async def list_indexes() -> Response:
@@ -227,13 +259,7 @@ class _Server:
             facts = await asyncio.to_thread(lambda: [self._facts(one) for one in self.served.values()])
             return json_answer({"indexes": facts, "default": next(iter(self.served))})
 
-        @api.get("/v1/models", tags=["rerank"], summary="Names for `model`")
-        async def list_models() -> Response:
-            """The indexes again, as clients of OpenAI list models."""
-            models = [{"id": name, "object": "model", "created": 0, "owned_by": "adacur"} for name in self.served]
-            return json_answer({"object": "list", "data": models})
-
-        @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=computing)
+        @api.get("/v1/indexes/{name}/recall", tags=["indexes"], summary="Recall against budget", responses=_COMPUTING)
         async def recall(
             name: str,
             k: Annotated[int, Query(ge=1, le=self.settings.max_k, description="Recall of the best k.")] = 10,
@@ -247,15 +273,28 @@ class _Server:
                 return json_answer(curve, status=202, headers={"Retry-After": "2"})
             return json_answer(curve)
 
-    def add_health(self, app: FastAPI, api: APIRouter) -> None:
-        """For operators; counters need a key, the rest does not."""
-        answers: dict[int | str, dict[str, Any]] = {
-            200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
+    def _facts(self, one: Served) -> dict[str, Any]:
+        index, snapshot = one.index, one.index.snapshot
+        return {
+            "name": one.name,
+            "n_items": len(index),
+            "n_anchors": len(index.anchor_queries),
+            "version": index.version,
+            "scorer": one.scorer_name,
+            "first_stages": list(index.first_stages),
+            "default_first": snapshot.chosen_first(**self.settings.defaults(), method=snapshot.default_method),
+            "methods": list(snapshot.methods),
+            "examples": example_questions(index),
+            "tunings": as_json(index.tunings),
+            "limits": self.settings.limits(),
         }
 
-        @api.get("/metrics", tags=["health"], summary="Counters", response_class=Response, responses=answers)
+    def add_health(self, app: FastAPI, api: APIRouter) -> None:
+        """For operators; counters need a key, the rest does not."""
+
+        @api.get("/metrics", tags=["health"], summary="Counters", response_class=Response, responses=_COUNTERS)
         async def metrics() -> Response:
-            """Requests, scorer calls, seconds per step, waiting and refused requests, in Prometheus' text format."""
+            """Requests, scorer calls, endings of searches, waiting and refused requests, in Prometheus' text format."""
             return Response(self.metrics.text(), headers={"Content-Type": METRICS_TYPE})
 
         @app.get("/healthz", tags=["health"], summary="Alive")
@@ -271,38 +310,6 @@ class _Server:
             if not self.is_ready:
                 return json_answer({"status": "starting"}, status=503, headers={"Retry-After": "1"})
             return json_answer({"status": "ready"})
-
-    def _count(self, request: Request, searches: list[Search], error: Exception | None = None) -> None:
-        """Count the calls of searches; `error` ended a stream after its status had been sent."""
-        notes = notes_of(request.scope)
-        notes["calls"] = sum(search.calls for search in searches)
-        for search in searches:
-            if search.stopped not in (None, "refused"):
-                of = search.request
-                self.metrics.count_search(of.served.name, of.method, search.last, stopped=search.stopped)
-        if error is not None:
-            refusal = as_refusal(error)
-            notes["error"] = refusal.code
-            if refusal.status >= 500:
-                notes["failure"] = error
-
-    def _facts(self, one: Served) -> dict[str, Any]:
-        index = one.index
-        return {
-            "name": one.name,
-            "n_items": len(index),
-            "n_anchors": len(index.anchor_queries),
-            "version": index.version,
-            "scorer": one.scorer_name,
-            "first_stages": list(index.first_stages),
-            "default_first": index.snapshot.chosen_first(
-                **self.settings.defaults(), method=index.snapshot.default_method
-            ),
-            "methods": list(one.methods),
-            "examples": example_questions(index),
-            "tunings": as_json(index.tunings),
-            "limits": self.settings.limits(),
-        }
 
 
 class _Threads(ThreadPoolExecutor):
@@ -326,11 +333,10 @@ def _warm(one: Served) -> None:
     index = one.index
     _ = index.scorer
     # A search that names no first stage may start from any that a tuning chose.
-    for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)}:
-        if first not in (None, "random"):
-            # A tuning may name a stage that the folder has no longer.
-            with suppress(UnknownName):
-                index.snapshot.stage(first)
+    for first in {index.snapshot.default_first, *(tuning.first for tuning in index.tunings)} - {None, "random"}:
+        # A tuning may name a stage that the folder has no longer.
+        with suppress(UnknownName):
+            index.snapshot.stage(first)
     if index.anchor_queries and index.snapshot.in_memory:
         # Features are made from the scores once, which takes seconds where there are many.
         # Warnings are not silenced: this runs in a thread, and filters belong to the whole process.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+from functools import partial
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -36,6 +37,11 @@ METHOD_OPTIONS: dict[str, type] = {
     for kind in (int, float)
     if kind in ((hint := get_type_hints(method)[option]), *get_args(hint))
 }
+_EXAMPLES: list[Any] = [
+    {"query": "who discovered penicillin?", "k": 3, "budget": 50},
+    {"query": "who discovered penicillin?", "budget": 100, "stream": True},
+    {"queries": ["first novel", "first film"], "k": 5},
+]
 
 
 def search_request(settings: ServerSettings) -> type[BaseModel]:
@@ -47,10 +53,16 @@ def search_request(settings: ServerSettings) -> type[BaseModel]:
         "budget": _field(_count(settings.max_budget), "Scorer calls per query: never one more.", default["budget"]),
         **{one.name: _optional(_kind(one), one.help) for one in OPTIONS if one.in_requests},
         "method": _optional(Literal[*METHODS], "How calls are spent; `/v1/indexes` names what each index can do."),
-        **_method_options(settings),
     }
+    for option, kind in METHOD_OPTIONS.items():
+        takers = ", ".join(name for name in METHODS if option in options_of(name))
+        number = _count(getattr(settings, f"max_{option}", 2**63 - 1), least=0) if kind is int else float
+        # The chosen method checks the value.
+        fields[option] = _optional(number, f"An option of {takers}.")
     about = "A search: a query, or several, and how much may be spent on each."
-    return create_model("SearchRequest", __base__=_SearchBody, __doc__=about, **fields)
+    model = create_model("SearchRequest", __base__=_AskedBody, __doc__=about, **fields)
+    model.model_config["json_schema_extra"] = {"examples": _EXAMPLES}
+    return model
 
 
 def find_request(settings: ServerSettings) -> type[BaseModel]:
@@ -62,7 +74,7 @@ def find_request(settings: ServerSettings) -> type[BaseModel]:
         "above": (float, Field(description="The line: find all items that score this or higher.")),
     }
     about = "A query, or several, and the score that all items to find have at least."
-    return create_model("FindRequest", __base__=_FindBody, __doc__=about, **fields)
+    return create_model("FindRequest", __base__=_AskedBody, __doc__=about, **fields)
 
 
 def _asked(settings: ServerSettings) -> dict[str, Any]:
@@ -75,7 +87,7 @@ def _asked(settings: ServerSettings) -> dict[str, Any]:
         __doc__="Which items may be found: these ids, or those whose metadata have these values; or both.",
         ids=_optional(_list_of(str, most=n_values), "Only these items."),
         metadata=_optional(
-            Annotated[values, Field(min_length=1), _few_values(n_values)],
+            Annotated[values, Field(min_length=1), BeforeValidator(partial(_few_values, n_values))],
             "Only items whose field has this value, or one of these; `document` names documents of passages.",
         ),
     )
@@ -94,7 +106,8 @@ def _asked(settings: ServerSettings) -> dict[str, Any]:
 def rerank_request(settings: ServerSettings) -> type[BaseModel]:
     """The body of a re-ranking, as Jina's clients send it."""
     text = Annotated[str, StringConstraints(max_length=settings.max_document_chars)]
-    document = create_model("TextDocument", __base__=_Document, text=(text, ...))
+    # A document may have more fields, which its owner keeps with it.
+    document = create_model("TextDocument", __config__=_Body.model_config | {"extra": "ignore"}, text=(text, ...))
     fields: dict[str, Any] = {
         "model": _optional(Name, "An index or a scorer; default: the first index's scorer."),
         "query": (_text(settings.max_query_chars), ...),
@@ -107,22 +120,10 @@ def rerank_request(settings: ServerSettings) -> type[BaseModel]:
     return create_model("RerankRequest", __base__=_Body, __doc__=about, **fields)
 
 
-def _method_options(settings: ServerSettings) -> dict[str, Any]:
-    """A field for each option of the methods; the chosen method checks its value."""
-    fields = {}
-    for option, kind in METHOD_OPTIONS.items():
-        takers = ", ".join(name for name in METHODS if option in options_of(name))
-        number = _count(getattr(settings, f"max_{option}", 2**63 - 1), least=0) if kind is int else float
-        fields[option] = _optional(number, f"An option of {takers}.")
-    return fields
-
-
 class _Body(BaseModel):
     """Values are taken literally: "10" is not a number, and an unknown field is an error."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    # Longer lists of fields are in /openapi.json.
-    fields_shown: ClassVar[int] = 3
 
     @model_validator(mode="before")
     @classmethod
@@ -130,9 +131,8 @@ class _Body(BaseModel):
         # One error, however many fields are unknown: an error for each of a million would exhaust the memory.
         if isinstance(value, dict) and (unknown := next((name for name in value if name not in cls.model_fields), "")):
             name = unknown[:60].encode(errors="replace").decode()
-            near = did_you_mean(name, cls.model_fields)
-            if not near and len(cls.model_fields) <= cls.fields_shown:
-                near = f" It takes {' and '.join(cls.model_fields)}."
+            few = f" It takes {' and '.join(cls.model_fields)}." if len(cls.model_fields) == 2 else ""
+            near = did_you_mean(name, cls.model_fields) or few
             raise PydanticCustomError("unknown_field", "unknown field '{name}'.{near}", {"name": name, "near": near})
         return value
 
@@ -144,30 +144,6 @@ class _AskedBody(_Body):
         if (given.query is None) == (given.queries is None):
             raise PydanticCustomError("queries", "give either query, one text, or queries, a list of texts")
         return self
-
-
-class _SearchBody(_AskedBody):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"query": "who discovered penicillin?", "k": 3, "budget": 50},
-                {"query": "who discovered penicillin?", "budget": 100, "stream": True},
-                {"queries": ["first novel", "first film"], "k": 5},
-            ],
-        }
-    )
-
-
-class _FindBody(_AskedBody):
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"query": "trials of aspirin", "above": 0.0, "recall": 0.95}]}
-    )
-
-
-class _Document(BaseModel):
-    """A text among what else its owner keeps with it."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 def _optional(kind: Any, meaning: str) -> tuple[Any, Any]:
@@ -202,27 +178,15 @@ def _text(most: int) -> Any:
 
 
 def _list_of(kind: Any, *, most: int) -> Any:
-    """A list whose length is checked before its elements; only the first wrong element is reported."""
-    return Annotated[list[kind], Field(min_length=1, max_length=most, fail_fast=True), _at_most(most, len)]
+    """A list of which only the first wrong element is reported."""
+    return Annotated[list[kind], Field(min_length=1, max_length=most, fail_fast=True)]
 
 
-def _few_values(most: int) -> BeforeValidator:
-    """At most this many values in all fields of a filter together, and a limited number of fields."""
-
-    def size(fields: Any) -> int:
-        if isinstance(fields, list):
-            return 0  # refused for what it is
-        if len(fields) > _MOST_METADATA_FIELDS:
-            return most + len(fields)
-        return sum(len(one) if isinstance(one, list) else 1 for one in fields.values())
-
-    return _at_most(most, size)
-
-
-def _at_most(most: int, size: Any) -> BeforeValidator:
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and (length := size(value)) > most:
-            raise PydanticCustomError("too_long", "at most {most} here, got {length}", {"most": most, "length": length})
-        return value
-
-    return BeforeValidator(check)
+def _few_values(most: int, fields: Any) -> Any:
+    """Refuse a filter of many fields or values at once: of a million wrong ones, each would be an error."""
+    if isinstance(fields, dict):
+        length = sum(len(one) if isinstance(one, list) else 1 for one in fields.values())
+        if length > most or len(fields) > _MOST_METADATA_FIELDS:
+            limits = {"most": most, "fields": _MOST_METADATA_FIELDS, "length": length}
+            raise PydanticCustomError("too_long", "at most {most} values of {fields} fields, got {length}", limits)
+    return fields

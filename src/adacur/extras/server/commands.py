@@ -112,9 +112,8 @@ def _serve_http(
     indexes: list[str], options: Mapping[str, Any], settings: ServerSettings, *, host: str, port: int
 ) -> None:
     from adacur.extras.server import create_app
-    from adacur.extras.server.logs import server_log
     from adacur.extras.server.open_indexes import named_places, open_indexes
-    from adacur.extras.server.running import listening, run
+    from adacur.extras.server.running import listening, run, server_log
     from adacur.search.shipped import wikivital_folder
 
     places = named_places(indexes)

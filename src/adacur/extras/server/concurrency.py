@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from starlette.types import Receive
@@ -28,12 +27,7 @@ class Turns:
 
         A request that waits for its turn for more than `seconds` is answered with 504.
         """
-
-        async def in_turn() -> Answer:
-            async with self.one(within=seconds):
-                return await work()
-
-        working = asyncio.ensure_future(in_turn())
+        working = asyncio.ensure_future(self._in_turn(work, seconds))
         leaving = asyncio.ensure_future(_hung_up(receive))
         try:
             await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -45,22 +39,20 @@ class Turns:
                 task.cancel()
             await asyncio.gather(working, leaving, return_exceptions=True)
 
-    @asynccontextmanager
-    async def one(self, *, within: float | None = None) -> AsyncIterator[None]:
-        """One turn; 504 if it does not come within this many seconds."""
+    async def _in_turn(self, work: Callable[[], Awaitable[Answer]], seconds: float) -> Answer:
         self.check()
         self.waiting += 1
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(seconds):
                 await self._free.acquire()
         except TimeoutError as error:
-            message = f"This request did not get its turn within {within:g} s. Try again later."
+            message = f"This request did not get its turn within {seconds:g} s. Try again later."
             raise Refusal(504, "out_of_time", message) from error
         finally:
             self.waiting -= 1
         self.running += 1
         try:
-            yield
+            return await work()
         finally:
             self.running -= 1
             self._free.release()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -45,6 +46,40 @@ _ROUTER_ERRORS = {
     405: ("method_not_allowed", "This address does not take this HTTP method. /openapi.json lists what it takes."),
 }
 _MOST_FAULTS = 3
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    code: str = Field(description="For programs.")
+    message: str = Field(description="For people: the rule, the values seen and what to try.")
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorDetail
+    detail: str = Field(description="The message once more, where clients of rerank services look for it.")
+
+
+# For OpenAPI.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": meaning}
+    for status, meaning in {
+        400: "The body is not JSON.",
+        401: "A key is needed, or the one given is not known.",
+        404: "There is no index, model or curve of this name.",
+        408: "The body took too long to arrive.",
+        413: "The body is larger than the server takes.",
+        415: "The body is not declared as JSON.",
+        422: "A value that cannot be used, or that is over a limit.",
+        429: "Too many requests at once: come back after `Retry-After` seconds.",
+        500: "Something unexpected; the server's log has it, under `X-Request-Id`.",
+        502: "The scorer failed; the hits of a search so far stand next to `error`.",
+        503: "The server is being stopped: come back after `Retry-After` seconds.",
+        504: "Nothing was scored within the time that a request may take.",
+    }.items()
+}
 
 
 class ClientGone(Exception):

@@ -25,7 +25,7 @@ from adacur.search.finding import ABOUT, FIND_CALLS, find_options, plan_find
 from adacur.search.plan import Plan
 from adacur.spelling import did_you_mean
 
-_OPTIONS = ("budget", "method", *(one.name for one in OPTIONS if one.in_requests))
+_OPTIONS = ("budget", "method", *(one.name for one in OPTIONS if one.in_requests), *METHOD_OPTIONS)
 _EXAMPLES, _LONGEST_EXAMPLE, _ITEMS_FOR_EXAMPLES = 4, 80, 200
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -42,35 +42,24 @@ class Served:
         """The name of the scorer, which is opened only where the index does not say."""
         return (self.index.card or self.index.scorer.card).name
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The methods that this index can be searched by."""
-        return self.index.snapshot.methods
 
-
-@dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The searches of one request, checked against the limits; `plan` makes what each of them does."""
+    """The searches of one request, checked against the limits; `plan` makes, once, what each of them does."""
 
-    served: Served
-    queries: tuple[Query, ...]
-    k: int
-    method: str
-    plan: Callable[[], Plan]
-    trace: bool = False
-    explain: bool = False
-    is_filtered: bool = False
+    def __init__(
+        self, served: Served, given: Mapping[str, Any], *, k: int, method: str, plan: Callable[[], Plan]
+    ) -> None:
+        self.served, self.k, self.method = served, k, method
+        self.queries = tuple(as_query(text) for text in given.get("queries") or [given["query"]])
+        self.trace: bool = given.get("trace", False)
+        self.explain: bool = given.get("explain", False)
+        self.is_filtered = bool(given.get("filter"))
+        self._plan, self._lock = cache(plan), threading.Lock()
 
-
-def _made_once(make: Callable[[], Plan]) -> Callable[[], Plan]:
-    """Makes a plan at its first call; the searches of a request ask for it at the same time."""
-    cached, lock = cache(make), threading.Lock()
-
-    def made() -> Plan:
-        with lock:
-            return cached()
-
-    return made
+    def plan(self) -> Plan:
+        """The plan; the searches of a request ask for it at the same time."""
+        with self._lock:
+            return self._plan()
 
 
 def check_name(name: str) -> None:
@@ -95,65 +84,54 @@ def named_index(served: Mapping[str, Served], name: str | None) -> Served:
 def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchRequest:
     """The searches that a body asks for, which holds only the fields that the client gave."""
     one = named_index(served, body.get("index"))
+    snapshot = one.index.snapshot
     given: dict[str, Any] = {**settings.defaults(), **body}
-    method = given.get("method") or one.index.snapshot.default_method
+    method = given.get("method") or snapshot.default_method
     if "budget" not in body:
-        given["budget"] = min(one.index.snapshot.default_budget(given["k"], method=method), settings.max_budget)
+        given["budget"] = min(snapshot.default_budget(given["k"], method=method), settings.max_budget)
     if "k" not in body:
         # The default k must not be refused for a small budget.
         given["k"] = min(given["k"], given["budget"])
     filter_ = given.get("filter") or {}
     if method == "exact":
-        _check_exact(one, filter_, settings)
+        # It spends a call on every item.
+        n_calls = len(one.index) if filter_.get("ids") is None else len(set(filter_["ids"]))
+        if n_calls > (most := settings.max_budget):
+            rule = f"Exact search scores all {n_calls} items; a search may cost at most {most} calls here."
+            raise Refusal(422, "budget_over_limit", f"{rule} Filter by ids, or use another method.")
         given["budget"] = body.get("budget")
-    if filter_.get("ids") is not None and not one.index.snapshot.in_memory:
+    if not snapshot.in_memory and filter_.get("ids") is not None:
         raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
-    if given.get("explain") and not one.index.snapshot.in_memory:
+    if not snapshot.in_memory and given.get("explain"):
         raise Refusal(422, "invalid_request", "Hits of items that live in a vector engine cannot be explained.")
-    options = search_options(
-        one.index,
-        deadline=_deadline(given),
-        filter=_filter(filter_),
-        **{name: given.get(name) for name in (*_OPTIONS, *METHOD_OPTIONS)},
+    options = search_options(one.index, **_limits(given), **{name: given.get(name) for name in _OPTIONS})
+    return SearchRequest(
+        one, given, k=given["k"], method=method, plan=partial(plan_search, one.index, given["k"], **options)
     )
-    plan = partial(plan_search, one.index, given["k"], **options)
-    return SearchRequest(one, k=given["k"], method=method, plan=_made_once(plan), **_asked(given))
 
 
 def find_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchRequest:
     """As `plan_of`, for all items above a line."""
     one = named_index(served, body.get("index"))
-    given = {**({"budget": settings.max_budget} if settings.max_budget < FIND_CALLS else {}), **body}
-    options = find_options(
-        **{one.name: given.get(one.name) for one in FIND_OPTIONS}
-        | {"deadline": _deadline(given), "filter": _filter(given.get("filter") or {})},
-    )
-    plan = partial(plan_find, one.index, **options)
-    return SearchRequest(one, k=ABOUT, method="find", plan=_made_once(plan), **_asked(given))
+    given = {"budget": min(FIND_CALLS, settings.max_budget), **body}
+    options = find_options(**{option.name: given.get(option.name) for option in FIND_OPTIONS} | _limits(given))
+    return SearchRequest(one, given, k=ABOUT, method="find", plan=partial(plan_find, one.index, **options))
 
 
-def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request that every kind of search has."""
+def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a form of their own in requests."""
+    milliseconds, filter_ = given.get("deadline_ms"), given.get("filter") or {}
     return {
-        "queries": tuple(as_query(text) for text in given.get("queries") or [given["query"]]),
-        "trace": given.get("trace", False),
-        "explain": given.get("explain", False),
-        "is_filtered": bool(given.get("filter")),
+        "deadline": milliseconds / 1000 if milliseconds else None,
+        "filter": _filter(filter_.get("ids"), filter_.get("metadata")),
     }
 
 
-def _deadline(given: Mapping[str, Any]) -> float | None:
-    """Seconds from the arrival of a request."""
-    return given["deadline_ms"] / 1000 if given.get("deadline_ms") else None
-
-
-def _check_exact(served: Served, filter_: Mapping[str, Any], settings: ServerSettings) -> None:
-    """Refuse an exact search, which spends a call on every item, beyond the limit of the budget."""
-    ids = filter_.get("ids")
-    n_calls = len(served.index) if ids is None else len(set(ids))
-    if n_calls > (most := settings.max_budget):
-        rule = f"Exact search scores all {n_calls} items; a search may cost at most {most} calls here."
-        raise Refusal(422, "budget_over_limit", f"{rule} Filter by ids, or use another method.")
+def _filter(ids: Sequence[str] | None, metadata: Mapping[str, Any] | None) -> Filter | None:
+    if ids is None or metadata is None:
+        return metadata if ids is None else frozenset(ids)
+    allows, named = by_metadata(metadata), frozenset(ids)
+    return lambda item: item.id in named and allows(item)
 
 
 def example_questions(index: AnchorIndex) -> list[str]:
@@ -165,11 +143,3 @@ def example_questions(index: AnchorIndex) -> list[str]:
             asked = pseudo_queries(index.items.at(some.tolist()), _EXAMPLES)
     short = [query.text for query in asked if len(query.text) <= _LONGEST_EXAMPLE]
     return short[:: -(-len(short) // _EXAMPLES) or 1]
-
-
-def _filter(given: Mapping[str, Any]) -> Filter | None:
-    ids, metadata = given.get("ids"), given.get("metadata")
-    if ids is None or metadata is None:
-        return metadata if ids is None else frozenset(ids)
-    allows, named = by_metadata(metadata), frozenset(ids)
-    return lambda item: item.id in named and allows(item)

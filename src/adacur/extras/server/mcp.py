@@ -18,33 +18,6 @@ from adacur.search.finding import FIND_CALLS, find_options
 _log = logging.getLogger("adacur.mcp")
 
 TOOL, FIND = "search", "find"
-_ANSWER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "hits": {
-            "type": "array",
-            "items": {"type": "object"},
-            "description": "Best first: id, text, score (higher is nearer), rank, round, metadata.",
-        },
-        "calls": {"type": "integer", "description": "Scorer calls that were spent."},
-        "stopped": {
-            "type": "string",
-            "description": "Why it ended: budget, exhausted, deadline, settled, tokens or cost.",
-        },
-    },
-    "required": ["hits", "calls", "stopped"],
-}
-_CERTIFIED = {
-    **_ANSWER,
-    "properties": {
-        **_ANSWER["properties"],
-        "certificate": {
-            "type": "object",
-            "description": "The recall that is promised, on what grounds, as a text too.",
-        },
-    },
-    "required": [*_ANSWER["required"], "certificate"],
-}
 
 
 def serve_mcp(index: AnchorIndex, **settings: Any) -> None:
@@ -84,23 +57,41 @@ def create_server(
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
 
     defaults = {"k": min(k, budget, max_budget), "budget": min(budget, max_budget)}
+    find_budget = min(FIND_CALLS, max_budget)
+    about = _description(index, description)
     hints = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     tools = {
         TOOL: types.Tool(
             name=TOOL,
             title="Search",
-            description=_description(index, description),
-            input_schema=_arguments(**defaults, max_budget=max_budget),
-            output_schema=_ANSWER,
+            description=about,
+            input_schema=_arguments(
+                k=_calls("How many items to return, at most the budget.", defaults["k"], max_budget),
+                budget=_calls(
+                    "Scorer calls to spend: more find more of the best items, and take longer.",
+                    defaults["budget"],
+                    max_budget,
+                ),
+            ),
             annotations=hints,
         ),
         FIND: types.Tool(
             name=FIND,
             title="Find all",
-            description=f"{_description(index, description)} Finds all items that score a number or higher, and says "
-            "what share of them it promises to have found.",
-            input_schema=_find_arguments(min(FIND_CALLS, max_budget), max_budget=max_budget),
-            output_schema=_CERTIFIED,
+            description=f"{about} Finds all items that score a number or higher, and says what share of them it "
+            "promises to have found.",
+            input_schema=_arguments(
+                required=("above",),
+                above={"type": "number", "description": "Find all items that score this or higher."},
+                recall={
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "maximum": 1,
+                    "default": 0.9,
+                    "description": "The share of them to find.",
+                },
+                budget=_calls("The most scorer calls to spend; most searches end before.", find_budget, max_budget),
+            ),
             annotations=hints,
         ),
     }
@@ -114,19 +105,14 @@ def create_server(
     async def list_tools(context: Any, params: Any) -> Any:
         return types.ListToolsResult(tools=[*tools.values()])
 
-    async def searched(given: dict[str, Any]) -> Hits:
-        arguments = defaults | given
-        if "k" not in given:
-            # A small budget is not a reason to refuse the default k.
-            arguments["k"] = min(arguments["k"], arguments["budget"])
-        spent = search_options(index, **of_search | {"budget": arguments["budget"]})
-        query: str = arguments["query"]
-        return await index.asearch(query, arguments["k"], **spent)
-
-    async def found(given: dict[str, Any]) -> Hits:
-        arguments = {**({"budget": max_budget} if max_budget < FIND_CALLS else {}), **given}
-        query: str = arguments.pop("query")
-        return await index.afind(query, **find_options(**of_find | arguments))
+    async def found(tool: str, given: dict[str, Any]) -> Hits:
+        query: str = given.pop("query")
+        if tool == FIND:
+            return await index.afind(query, **find_options(**{**of_find, "budget": find_budget, **given}))
+        asked = defaults | given
+        # A small budget is not a reason to refuse the default k.
+        n_hits = given.get("k", min(asked["k"], asked["budget"]))
+        return await index.asearch(query, n_hits, **search_options(index, **of_search | {"budget": asked["budget"]}))
 
     async def call_tool(context: Any, params: Any) -> Any:
         given = params.arguments or {}
@@ -135,24 +121,21 @@ def create_server(
         if (wrong := next(schemas[params.name].iter_errors(given), None)) is not None:
             return answer(f"{'.'.join(map(str, wrong.path)) or 'arguments'}: {wrong.message}", is_error=True)
         try:
-            hits = await (searched if params.name == TOOL else found)(given)
-        except (InputError, UnknownName, NonFiniteScore) as error:
-            if isinstance(error, EngineRefused):
-                _log.exception("A search failed.")
-                return answer("The engine of this index does not take this search.", is_error=True)
-            return answer(str(error), is_error=True)
+            hits = await found(params.name, dict(given))
         except Exception as error:
+            if isinstance(error, InputError | UnknownName | NonFiniteScore) and not isinstance(error, EngineRefused):
+                return answer(str(error), is_error=True)
             # Its message may name files, hosts and keys: it goes to the log, and the client learns the kind of error.
             _log.exception("A search failed.")
             what = "The scorer" if isinstance(error, ScorerError) else "The search"
             return answer(f"{what} failed ({type(error).__name__}). The log of this server says why.", is_error=True)
         data = {"hits": hit_rows(hits), "calls": hits.trace.calls, "stopped": hits.trace.stopped, **certified(hits)}
-        return answer(_in_words(hits), structured_content=data)
+        return answer(_text(hits), structured_content=data)
 
     return server.Server(
         "adacur",
         version=__version__,
-        instructions=f"Call {TOOL!r} to find items by meaning. {tools[TOOL].description}",
+        instructions=f"Call {TOOL!r} to find items by meaning. {about}",
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
@@ -168,38 +151,22 @@ def _description(index: AnchorIndex, about: str | None) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _arguments(*, k: int, budget: int, max_budget: int) -> dict[str, Any]:
-    number = {"type": "integer", "minimum": 1, "maximum": max_budget}
-    spend = "Scorer calls to spend: more find more of the best items, and take longer."
+def _arguments(*, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    query = {"type": "string", "minLength": 1, "description": "What to find."}
     return {
         "type": "object",
-        "properties": {
-            "query": {"type": "string", "minLength": 1, "description": "What to find."},
-            "k": {**number, "default": k, "description": "How many items to return, at most the budget."},
-            "budget": {**number, "default": budget, "description": spend},
-        },
-        "required": ["query"],
+        "properties": {"query": query, **properties},
+        "required": ["query", *required],
         "additionalProperties": False,
     }
 
 
-def _find_arguments(budget: int, *, max_budget: int) -> dict[str, Any]:
-    number = {"type": "integer", "minimum": 1, "maximum": max_budget, "default": budget}
-    share = {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.9}
-    return {
-        "type": "object",
-        "properties": {
-            "query": {"type": "string", "minLength": 1, "description": "What to find."},
-            "above": {"type": "number", "description": "Find all items that score this or higher."},
-            "recall": {**share, "description": "The share of them to find."},
-            "budget": {**number, "description": "The most scorer calls to spend; most searches end before."},
-        },
-        "required": ["query", "above"],
-        "additionalProperties": False,
-    }
+def _calls(meaning: str, default: int, most: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": 1, "maximum": most, "default": default, "description": meaning}
 
 
-def _in_words(hits: Hits) -> str:
+def _text(hits: Hits) -> str:
+    """The answer for clients that read texts only."""
     lines = (f"{hit.rank}. [{hit.id}] score {hit.score:.2f}\n{hit.item.text if hit.item else ''}" for hit in hits)
     items = "1 item" if len(hits) == 1 else f"{len(hits)} items"
     promised = () if hits.certificate is None else (str(hits.certificate),)

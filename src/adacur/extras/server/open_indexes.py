@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,11 @@ def open_indexes(
     opened: dict[Any, Scorer] = {}
     indexes: dict[str, AnchorIndex] = {}
     for name, place in places.items():
-        card = None
-        if not is_store_url(str(place)):
-            card = IndexFolder.open(place).manifest.scorer
-        if scorer is not None or card is None:
-            model: Any = card and (card.max_item_tokens, card.prompt, card.readout)
-        else:
-            model = (card.name, card.backend, card.weights, card.source, card.max_tokens)
-            model += (card.max_item_tokens, card.prompt, card.readout)
+        card = None if is_store_url(str(place)) else IndexFolder.open(place).manifest.scorer
+        # With a scorer given, indexes differ by what they make of it.
+        model: Any = card and (card.max_item_tokens, card.prompt, card.readout)
+        if card and scorer is None:
+            model = replace(card, arithmetic=None)
         log = None if settings is None else settings.search_log(name)
         index = load(place, scorer=opened.get(model, scorer), encoder=encoder, allow_code=allow_code, log=log)
         if cache is not None and model not in opened:

@@ -38,10 +38,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def content_security_policy() -> str:
-    """The Content-Security-Policy of every answer.
-
-    Everything from this server, nothing inline but the page's import map, nothing evaluated, no frames.
-    """
+    """Of every answer: all from this server, nothing inline but the page's import map, nothing evaluated, no frames."""
     html = (_FOLDER / "index.html").read_bytes()
     inline = [base64.b64encode(hashlib.sha256(script).digest()).decode() for script in _INLINE_SCRIPT.findall(html)]
     scripts = " ".join(["'self'", *(f"'sha256-{digest}'" for digest in inline)])

@@ -12,10 +12,9 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray, IntArray
 from adacur.budget import is_whole
 from adacur.errors import InputError, WrongScorer
-from adacur.extras.server.completion import Completion, ScoredItems
 from adacur.extras.server.search_log import LOGGED, SearchLog, text_digest
 from adacur.model.acquire import best_positions
-from adacur.protocols import ScorerCard
+from adacur.protocols import Items, ScorerCard
 from adacur.records import Query
 from adacur.search.at_rest import store_at_rest
 from adacur.search.index_stages import open_first_stages
@@ -28,9 +27,9 @@ from adacur.store.items import PartItems, StoredItems
 LIMIT = 500
 # With fewer scores, nearly all of a query's column would be predicted.
 _FEWEST_SCORED = 20
-# Unseen items that are assumed to have a search's lowest score, per scored item.
+# Unseen items that are assumed to have a search's lowest score, per scored item: a search scores the best that it can
+# find, which say nothing of the rest. With this many complete anchor queries, no such assumption is needed.
 _ASSUMED = 0.1
-# With this many complete anchor queries, no such assumption is needed.
 _ENOUGH = 20
 _AT_ONCE = 64
 
@@ -102,29 +101,25 @@ def refresh(
             of_index = log.newest_card() or of_index
         paid, others = _paid_for(log, of_index, folder.items)
         if others and not paid:
-            other = next(iter(others.values()))
             raise WrongScorer(
-                f"{log.path} holds only searches scored by {_described(other, of_index)}; {path} was built with "
-                f"{_described(of_index, other)}. Give a log of searches in this index."
+                f"{log.path} holds only searches scored by {next(iter(others.values()))}; {path} was built with "
+                f"{of_index or 'an unknown scorer'}. Give a log of searches in this index."
             )
         before = _made_before(folder)
         given = [query for query in folder.anchor_queries if query.id not in before]
         there = {query.text for query in given} | {query.id for query in given}
-        logged = {one.query.id: one for one in paid if one.query.text not in there and one.query.id not in there}
-        enough = [one for one in logged.values() if len(one.scores) >= fewest_scored]
+        logged = [one for one in paid if one.query.text not in there and one.query.id not in there]
+        enough = [one for one in logged if len(one.scores) >= fewest_scored]
         chosen = sorted(enough, key=lambda one: (-len(one.scores), -one.at, one.query.id))[:limit]
         changed = {one.query.id: len(one.scores) for one in chosen} != before
         if changed:
-            queries = [one.query for one in chosen]
-            positions = [np.array(sorted(one.scores), dtype=np.intp) for one in chosen]
-            scores = [np.array([one.scores[at] for at in sorted(one.scores)]) for one in chosen]
             stages = open_first_stages(folder.home, encoder=encoder, allow_code=allow_code)
             complete = Snapshot(_complete(folder, before), first=stages)
             if before:
                 edit.drop_anchors(before, replaced=True)
             if chosen:
-                values, exact = complete_searches(complete, queries, positions, scores)
-                edit.add_anchor_scores(queries, values, exact=exact, card=of_index)
+                values, exact = _completed(chosen, complete)
+                edit.add_anchor_scores([one.query for one in chosen], values, exact=exact, card=of_index)
             edit.new.write(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
         new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
         return Refreshed(
@@ -141,59 +136,34 @@ def refresh(
         )
 
 
-def complete_searches(
-    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
-) -> tuple[FloatArray, BoolArray]:
-    """Scores of every item for queries that were scored at some positions, and which of them are exact.
+def _completed(paid: Sequence[_Paid], complete: Snapshot) -> tuple[FloatArray, BoolArray]:
+    """Scores of every item for queries, and which of them are exact, both of shape (queries, items).
 
-    Both have shape (queries, items). With enough `complete` anchor queries, missing scores are predicted as a search
-    would from these and its scores; else all queries are completed together, from the items' vectors.
+    Missing scores are predicted as a search would, from its scores and the `complete` anchor queries.
     """
-    if len(complete.anchors.anchor_queries) >= _ENOUGH:
-        values = _as_searches_predict(complete, queries, positions, scores)
-    else:
-        values = _together(complete, queries, positions, scores)
-    exact = np.zeros(values.shape, dtype=np.bool_)
-    for row, (where, exact_scores) in enumerate(zip(positions, scores, strict=True)):
-        values[row, where] = exact_scores
-        exact[row, where] = True
+    items = complete.anchors.items
+    values, exact = np.empty((len(paid), len(items)), dtype=np.float32), np.zeros((len(paid), len(items)), dtype=bool)
+    assumes = len(complete.anchors.anchor_queries) < _ENOUGH
+    for start in range(0, len(paid), _AT_ONCE):
+        group = paid[start : start + _AT_ONCE]
+        scored = [(np.fromiter(one.scores, np.intp), np.fromiter(one.scores.values(), float)) for one in group]
+        known = [_with_assumed(one.query, *given, items) for one, given in zip(group, scored, strict=True)]
+        approximation = complete.gaussian_model().begin(complete.anchors, [one.query for one in group])
+        approximation.tell(*zip(*(known if assumes else scored), strict=True))
+        for at, (row, given) in enumerate(zip(approximation.predict(), scored, strict=True)):
+            values[start + at] = approximation.in_scores(at, np.asarray(row))
+            values[start + at, given[0]] = given[1]
+            exact[start + at, given[0]] = True
     return values, exact
 
 
-def _as_searches_predict(
-    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
-) -> FloatArray:
-    values = np.empty((len(queries), len(complete.anchors.items)), dtype=np.float32)
-    for start in range(0, len(queries), _AT_ONCE):
-        group = slice(start, start + _AT_ONCE)
-        approximation = complete.gaussian_model().begin(complete.anchors, queries[group])
-        approximation.tell(positions[group], scores[group])
-        values[group] = [approximation.in_scores(at, np.asarray(row)) for at, row in enumerate(approximation.predict())]
-    return values
-
-
-def _together(
-    complete: Snapshot, queries: Sequence[Query], positions: Sequence[IntArray], scores: Sequence[FloatArray]
-) -> FloatArray:
-    """A search scores the best items that it can find, which do not represent the rest: some of the rest, drawn at
-    random, are assumed to score as low as its worst.
-    """
-    items, scored = complete.anchors.items, []
-    for query, where, exact in zip(queries, positions, scores, strict=True):
-        n_left = len(items) - len(where)
-        n_assumed = min(n_left, max(1, round(_ASSUMED * len(where))))
-        draws = uniform(stream_key(0, "logged", query.id), items.keys)
-        draws[where] = -np.inf
-        drawn = best_positions(draws, n_assumed, keys=items.keys)
-        weights = np.append(np.ones(len(where)), np.full(n_assumed, n_left / max(1, n_assumed)))
-        worst = np.full(n_assumed, exact.min())
-        scored.append(ScoredItems(np.append(where, drawn), np.append(exact, worst), weights))
-    vectors, embeddings = complete.item_vectors(), np.zeros((len(items), 0), dtype=np.float32)
-    query_vectors: FloatArray = np.zeros((len(queries), 1))
-    if vectors is not None and vectors.embed_queries is not None:
-        embeddings, query_vectors = vectors.all_rows(), vectors.embed_queries(queries)
-    completion = Completion(scored, embeddings=embeddings, query_vectors=query_vectors)
-    return np.ascontiguousarray(completion[0 : len(items)].T)
+def _with_assumed(query: Query, positions: IntArray, scores: FloatArray, items: Items) -> tuple[IntArray, FloatArray]:
+    """Scores with some that are assumed: of unseen items, drawn at random, as low as the lowest."""
+    n = min(len(items) - len(positions), max(1, round(_ASSUMED * len(positions))))
+    draws = uniform(stream_key(0, "logged", query.id), items.keys)
+    draws[positions] = -np.inf
+    drawn = best_positions(draws, n, keys=items.keys)
+    return np.append(positions, drawn), np.append(scores, np.full(n, scores.min()))
 
 
 def _complete(folder: IndexFolder, logged: Collection[str]) -> AnchorTable:
@@ -209,25 +179,13 @@ def _complete(folder: IndexFolder, logged: Collection[str]) -> AnchorTable:
 
 def _made_before(folder: IndexFolder) -> dict[str, int]:
     """The ids of anchor queries made from logged searches, and how many of their scores are exact."""
-    complete = folder.exact_anchors()
-    columns = [
-        column
-        for column, query in enumerate(folder.anchor_queries)
-        if query.id.startswith(LOGGED) and not complete[column]
-    ]
-    cells = folder.exact_cells() if columns else None
-    assert cells is not None or not columns
-    return {folder.anchor_queries[at].id: int(np.count_nonzero(cells[:, at])) for at in columns}  # type: ignore[index]
-
-
-def _described(card: ScorerCard | None, other: ScorerCard | None) -> str:
-    """The name of a scorer, and how it differs from another."""
-    if card is None:
-        return "an unknown scorer"
-    others = asdict(other) if other else {}
-    compared = {what: value for what, value in asdict(card).items() if what not in ("name", "source")}
-    differs = ", ".join(f"{what} {value!r}" for what, value in compared.items() if value != others.get(what))
-    return f"{card.name!r} ({differs})" if differs else repr(card.name)
+    cells = folder.exact_cells()
+    n_exact = [] if cells is None else np.count_nonzero(cells, axis=0).tolist()
+    return {
+        query.id: n
+        for query, n in zip(folder.anchor_queries, n_exact, strict=False)
+        if query.id.startswith(LOGGED) and n < len(folder.items)
+    }
 
 
 def _may_be_one(card: ScorerCard, other: ScorerCard) -> bool:

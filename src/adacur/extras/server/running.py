@@ -1,19 +1,22 @@
-"""The server process: its socket, and how it stops."""
+"""The server process: its socket, its log, and how it stops."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import os
 import socket
+import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 
 from adacur.errors import InputError
-from adacur.extras.server.logs import forward_logs
 
 _SECONDS_FOR_THREADS = 5
 
@@ -46,7 +49,7 @@ def run(app: FastAPI, at: socket.socket, *, grace_seconds: float, log: Any) -> N
         server_header=False,
         timeout_graceful_shutdown=grace_seconds,  # type: ignore[arg-type]
     )
-    forward_logs(log)
+    _forward_logs(log)
     _Process(config, log=log).run(sockets=[at])
 
 
@@ -72,7 +75,50 @@ class _Process(uvicorn.Server):
             last.daemon = True
             last.start()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the application in order after a second signal too; it does not wait for requests then."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
     def _leave(self) -> None:
         names = sorted(thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive())
         self._log.error("threads did not end", threads=names)
         os._exit(1)
+
+
+def server_log(file: TextIO | None = None) -> Any:
+    """A logger that writes a line per request to `file` (stderr): JSON, or in colour for a terminal."""
+    file = file or sys.stderr
+    # Not structlog's default traceback, which shows the values of variables: queries, and keys.
+    for_people = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    for_machines = (structlog.processors.format_exc_info, structlog.processors.JSONRenderer())
+    return structlog.wrap_logger(
+        structlog.WriteLogger(file),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([for_people] if file.isatty() else for_machines),
+        ],
+        wrapper_class=structlog.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _forward_logs(log: Any) -> None:
+    """From now on this process writes what uvicorn, asyncio and Python's warnings say to this logger."""
+
+    def forward(record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            # A request that the end of the grace period cut off; its own line says so.
+            return
+        write = log.error if record.levelno >= logging.ERROR else log.warning
+        write(record.getMessage(), logger=record.name, exc_info=record.exc_info or None)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = forward  # type: ignore[method-assign]
+    logging.captureWarnings(True)
+    for name in ("uvicorn", "asyncio", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.propagate = False

@@ -23,12 +23,13 @@ from adacur.extras.server.metrics import Metrics
 from adacur.extras.server.server_settings import ServerSettings
 from adacur.money import Price
 from adacur.protocols import AsyncScorer, Items, PositionScorer, Scorer
-from adacur.records import Pair, Query
+from adacur.records import Item, Pair, Query, as_query
 from adacur.scorers.cached import past_cache
 from adacur.scorers.calling import ascore
 from adacur.scorers.metered import price_of
 from adacur.scorers.wrapping import can_batch_callers, runs_side_by_side
 from adacur.scores import PairsAt, failure_of, score_pairs
+from adacur.spelling import did_you_mean
 from adacur.store import Drift, drift_now
 
 # Scorer calls of a check.
@@ -95,9 +96,8 @@ class _CountedAtOnce(Counted):
 
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
-        assert isinstance(self.scorer, AsyncScorer)
         with self._counting(pairs, awaited=True):
-            return await self.scorer.ascore(pairs)
+            return await cast(AsyncScorer, self.scorer).ascore(pairs)
 
     async def in_turn(self, pairs: Sequence[Pair]) -> FloatArray:
         """The same, checked."""
@@ -136,6 +136,36 @@ def uncached(scorer: Scorer) -> Scorer:
     other = copy.copy(scorer)
     other.scorer = past_cache(scorer.scorer)
     return other
+
+
+def by_model(served: Mapping[str, Served], model: str | None) -> Served:
+    """The index of this name, or of this scorer; the first if none is named."""
+    if model is None:
+        return next(iter(served.values()))
+    by_name = {one.scorer_name: one for one in reversed(list(served.values()))} | dict(served)
+    if model not in by_name:
+        near = did_you_mean(model, by_name)
+        names = ", ".join(sorted(by_name, key=lambda name: name not in served))
+        raise Refusal(404, "unknown_model", f"There is no index or scorer of this name.{near} Served: {names}.")
+    return by_name[model]
+
+
+async def reranked(served: Served, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a body of `rerank_request`, as Jina's clients read it: best first, equal ones as they came."""
+    texts = [one if isinstance(one, str) else one["text"] for one in body["documents"]]
+    query = as_query(body["query"])
+    pairs: list[Pair] = [(query, Item(f"document-{at}", text)) for at, text in enumerate(texts)]
+    # Opening a model takes a while.
+    scorer = await asyncio.to_thread(lambda: served.index.scorer)
+    scores = (await cast(Counted, scorer).in_turn(pairs)).astype(np.float64)
+    # Clients expect the logistic function; written so that exp of a large number cannot overflow.
+    shown = scores if body["raw_scores"] else np.exp(-np.logaddexp(0, -scores))
+    results = [
+        {"index": at, "relevance_score": float(shown[at])}
+        | ({"document": {"text": texts[at]}} if body["return_documents"] else {})
+        for at in np.argsort(-scores, kind="stable")[: body["top_n"]].tolist()
+    ]
+    return {"model": served.scorer_name, "results": results, "usage": {"scored_pairs": len(texts)}}
 
 
 class ScorerWatch:

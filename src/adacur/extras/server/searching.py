@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
 from adacur.as_json import as_json, certified, hit_rows, spent
@@ -23,8 +23,6 @@ from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
 
-# Proxies close a silent connection, and a slow scorer may take longer than they wait.
-_SECONDS_OF_SILENCE = 15.0
 _SECONDS_TO_READ = 30.0
 _TITLE_CHARS = 80
 
@@ -51,32 +49,36 @@ class Search:
         """Seconds left to its request."""
         return max(0.0, self.seconds - (time.monotonic() - self._started))
 
-    async def run(self, on_round: Callable[[Hits], Awaitable[None]] | None = None) -> None:
-        """Search to the end, or until the time of the request is over."""
-        request, is_streamed = self.request, on_round is not None
+    async def rounds(self, *, every_round: bool = True) -> AsyncGenerator[Hits]:
+        """Search to the end, or until the time of the request is over: the hits after each round, or the last."""
+        request = self.request
         self.stopped = "unfinished"
         try:
             async with asyncio.timeout(self.seconds_left):
                 plan = await asyncio.to_thread(request.plan)
-                # All requests of a scorer step in one loop.
-                steps = stepped(
-                    request.served.index,
-                    plan,
-                    self.query,
-                    request.k,
-                    started=self._started,
-                    every_round=is_streamed,
-                    so_far=self._note,
-                )
-                async with aclosing(steps) as rounds:
-                    async for hits in rounds:
-                        self._note(hits)
-                        if on_round is not None and hits.trace.rounds:
-                            await on_round(hits)
+            # All requests of a scorer step in one loop.
+            steps = stepped(
+                request.served.index,
+                plan,
+                self.query,
+                request.k,
+                started=self._started,
+                every_round=every_round,
+                so_far=self._note,
+            )
+            async with aclosing(steps):
+                while True:
+                    async with asyncio.timeout(self.seconds_left):
+                        hits = await anext(steps, None)
+                    if hits is None:
+                        break
+                    self._note(hits)
+                    yield hits
             if self.last is not None:
                 self.stopped = self.last.trace.stopped
         except EmptyInput:
             if not request.is_filtered:
+                self.stopped = "refused"
                 raise
             # No item passes the filter. That is not an error: a person may have chosen the filter on a page.
             self.last = Hits(self.query, ids=(), scores=np.empty(0), trace=Trace(stopped="exhausted"))
@@ -92,6 +94,12 @@ class Search:
             self.stopped = "failed" if as_refusal(error).status >= 500 else "refused"
             raise
 
+    async def run(self) -> None:
+        """Search to the end."""
+        async with aclosing(self.rounds(every_round=False)) as rounds:
+            async for _ in rounds:
+                pass
+
     def _note(self, hits: Hits) -> None:
         self.last = hits
 
@@ -101,8 +109,8 @@ class Search:
         rounds = self.last.trace.rounds
         hits = hit_rows(self.last)
         if self.request.explain:
-            told = self.request.served.index.explain(self.last)
-            hits = [hit | {"explanation": as_json(one)} for hit, one in zip(hits, told, strict=True)]
+            explained = self.request.served.index.explain(self.last)
+            hits = [hit | {"explanation": as_json(one)} for hit, one in zip(hits, explained, strict=True)]
         return {
             "query": self.query.text,
             "verdict": self.last.verdict,
@@ -123,7 +131,7 @@ class Search:
         return _round(hits.trace.rounds[-1], calls=hits.trace.calls, items=items) | {"hits": hit_rows(hits)}
 
     def partial(self) -> dict[str, Any]:
-        """The hits so far, to go beside an error."""
+        """The hits so far, to go with an error."""
         return {"hits": [] if self.last is None else hit_rows(self.last), "calls": self.calls}
 
     def _trace(self, rounds: Sequence[Round]) -> list[dict[str, Any]]:
@@ -199,42 +207,23 @@ class SearchStream(EventSourceResponse):
             await self._turns.run(stream, receive=receive, seconds=self._search.seconds)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """The events of the search, and comments while there are none."""
-        events: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-        working = asyncio.ensure_future(self._run(events))
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(_SECONDS_OF_SILENCE):
-                        event = await events.get()
-                except TimeoutError:
-                    event = KEEPALIVE_COMMENT
-                if event is None:
-                    return
-                yield event
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-
-    async def _run(self, events: asyncio.Queue[bytes | None]) -> None:
         search, index = self._search, self._search.request.served
-
-        async def put(event: str, content: dict[str, Any]) -> None:
-            await events.put(format_sse_event(event=event, data_str=json_text(content).decode()))
-
-        async def put_round(hits: Hits) -> None:
-            await put("round", await asyncio.to_thread(search.round_event, hits))
-
         start = {"index": index.name, "n_items": len(index.index), "k": search.request.k}
         start |= {"budget": self._settings["budget"], "method": search.request.method}
         failure: Exception | None = None
         try:
-            await put("start", start | {"settings": self._settings})
-            await search.run(put_round)
-            await put("done", await asyncio.to_thread(search.answer) | {"index": index.name})
+            yield _event("start", start | {"settings": self._settings})
+            async with aclosing(search.rounds()) as rounds:
+                async for hits in rounds:
+                    if hits.trace.rounds:
+                        yield _event("round", await asyncio.to_thread(search.round_event, hits))
+            yield _event("done", await asyncio.to_thread(search.answer) | {"index": index.name})
         except Exception as error:
             failure = error
-            await put("error", as_refusal(error).body() | search.partial())
+            yield _event("error", as_refusal(error).body() | search.partial())
         finally:
             self._ended(failure)
-        await events.put(None)
+
+
+def _event(name: str, content: dict[str, Any]) -> bytes:
+    return format_sse_event(event=name, data_str=json_text(content).decode())

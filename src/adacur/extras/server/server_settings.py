@@ -11,9 +11,7 @@ from adacur.budget import is_whole
 from adacur.errors import InputError
 from adacur.extras.server.search_log import SearchLog
 from adacur.money import Price
-from adacur.replay.measures import FEWEST_QUERIES
 
-_LEAST = {"queue": 0, "recall_queries": FEWEST_QUERIES}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.]*:[0-9a-f:.]*")
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
@@ -30,7 +28,6 @@ class ServerSettings:
     - `allowed_hosts`: names, without ports, that a request's Host header may have besides localhost and loopback
       addresses. Without any, only requests that arrive at a loopback address are held to these;
     - `log_queries`: whether texts of queries go into the log;
-    - `recall_queries`: anchor queries that a curve of recall is measured on;
     - `probe_seconds`: how often a scorer without known weights, such as a service, is asked a few pairs again to notice
       that it has changed; 0 is never;
     - `refuse_drift`: whether searches are refused once it has changed beyond the drift allowed;
@@ -55,7 +52,6 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     log_queries: bool = False
-    recall_queries: int = 50
     probe_seconds: float = 3600.0
     refuse_drift: bool = False
     log_folder: str = ""
@@ -65,7 +61,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), _LEAST.get(field.name, 1)
+            value, least = getattr(self, field.name), 0 if field.name == "queue" else 1
             if field.type == "int" and not (is_whole(value) and value >= least):
                 raise InputError(f"{field.name} must be a whole number of at least {least}; got {value!r}.")
             if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < float("inf")):

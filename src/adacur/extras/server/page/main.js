@@ -154,7 +154,7 @@ function formChanged() {
   element("settings-now").textContent = `: ${methods().map(words.methodName).join(" and ")}, starting from ${element("first").selectedOptions[0]?.textContent ?? "…"}${isFinding() ? "" : `, best ${k}`}`;
   if (!indexes.length || !Number.isInteger(k) || k < 1) return;
   const index = chosenIndex();
-  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: methods().filter((method) => method !== "exact" && method !== "find") });
+  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: [...new Set([...methods(), ...(index.methods.includes("rerank") ? ["rerank"] : [])])].filter((method) => method !== "exact" && method !== "find") });
 }
 
 function requestOf(method) {

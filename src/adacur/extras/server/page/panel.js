@@ -58,11 +58,16 @@ export class Panel {
 
   /** What the list holds: the best k, or all above the line. */
   get #wanted() {
-    return this.#line === null ? `Best ${this.#k}` : `All of ${words.score(this.#line)} and more`;
+    return this.#line === null ? `Best ${this.#k}` : `Scored ${words.score(this.#line)} or higher`;
   }
 
   get #ringed() {
     return this.#line === null ? `the best ${this.#k}` : "those above the line";
+  }
+
+  /** Whether dots have a prediction, or may still get one: a find may end with its first round. */
+  get #predicting() {
+    return words.predicts(this.#method) && (this.#calls === null || this.#rounds.length > 1);
   }
 
   say(text, state = "") {
@@ -95,6 +100,7 @@ export class Panel {
   start(data) {
     this.#start = data;
     this.#find(".hits").closest(".card").querySelector("h3").textContent = `${this.#wanted} so far`;
+    if (data.settings?.fuse) this.#find(".hits-explain").textContent = words.FUSED;
     const meaning = words.relevanceMeaning(data.settings?.relevance);
     if (meaning) {
       this.#find(".measure").textContent = "Relevance";
@@ -124,6 +130,7 @@ export class Panel {
     this.#panel.classList.add("started");
     this.#showVerdict(data.verdict);
     this.#showHits(data.hits);
+    this.#find(".scatter-explain").textContent = this.#explainScatter();
     this.#showDots();
     this.#showCosts(data.calls, data.seconds);
     if (data.expected_recall !== null) this.#expect(data.expected_recall, "for this question");
@@ -185,14 +192,14 @@ export class Panel {
   }
 
   #expect(share, of) {
-    this.#find(".expected").textContent = `≈ ${words.percent(share)}`;
+    this.#find(".expected").textContent = share > 0.995 && share < 1 ? "> 99 %" : `≈ ${words.percent(share)}`;
     this.#find(".expected-note").textContent = this.#line === null ? `of the scorer’s true top ${this.#k}, ${of}` : `of all above the line, by the model`;
   }
 
   #explainScatter() {
     const first = this.#start.settings?.first;
-    if (!words.predicts(this.#method)) {
-      return `Each dot is an item the scorer was asked about: up its exact score, across its place in the first stage’s list${first ? ` (${first})` : ""}. This method predicts nothing. Ringed: ${this.#ringed}.`;
+    if (!this.#predicting) {
+      return `Each dot is an item the scorer was asked about: up its exact score, across its place in the first stage’s list${first ? ` (${first})` : ""}. Nothing was predicted. Ringed: ${this.#ringed}.`;
     }
     return `Each dot is an item the scorer was asked about: up its exact score, across the score predicted for it beforehand. On the dashed line both are equal. In the strip: round 1, picked ${first ? `by ${first}` : "at random"} when nothing could be predicted yet. Ringed: ${this.#ringed}.`;
   }
@@ -233,7 +240,7 @@ export class Panel {
   #showDots() {
     const items = dots(this.#rounds, new Set(this.#hits.map((hit) => hit.id)));
     if (!items.length) return;
-    this.#chart.show(scatter({ items, predicting: words.predicts(this.#method), first: this.#start.settings?.first ?? "the first stage" }));
+    this.#chart.show(scatter({ items, predicting: this.#predicting, first: this.#start.settings?.first ?? "the first stage" }));
     this.#find(".scatter").setAttribute("aria-label", `Scatter of ${words.plural(items.length, "item")} by predicted and exact score; the table below it holds the same.`);
     this.#find(".legend").replaceChildren(...this.#rounds.map((round) => legendEntry(round)), ringEntry(this.#ringed));
     this.#find(".scored tbody").replaceChildren(

@@ -50,6 +50,8 @@ const VERDICTS = {
 
 export const verdict = (name) => VERDICTS[name] ?? null;
 
+export const FUSED = "In the order of the scorer and the first stage together. Select a title to read it and why it is here.";
+
 const RELEVANCE = {
   judgements: "Relevance: the chance that people would judge the item relevant.",
   anchors: "Relevance: of the questions this index was built with, the share whose best item scores lower.",
