@@ -331,17 +331,6 @@ def test_a_request_that_the_server_refuses_is_answered_in_words(server, open_pag
     ended(page)
 
 
-def test_a_question_typed_before_the_page_knows_its_indexes_is_answered_when_it_does(server, open_page):
-    page = open_page(server)
-    held: list[Any] = []
-    page.route("**/v1/indexes", lambda route: held.append(route))
-    page.reload()
-    ask(page, k="7", budget="60")
-    held[0].continue_()
-    ended(page)
-    assert shown_hits(page) == as_shown(found_by_api(server, k=7, budget=60))
-
-
 def test_two_methods_stand_side_by_side_at_the_same_budget(server, open_page):
     page = open_page(server)
     ask(page, method="gaussian", compare="rerank", budget="40")
@@ -359,26 +348,6 @@ def test_two_methods_stand_side_by_side_at_the_same_budget(server, open_page):
     assert left["x"] + left["width"] <= right["x"]
     # Re-ranking predicts nothing: its one round has the chart to itself.
     expect(dots(page, "unpredicted", 1)).to_have_count(40)
-
-
-def test_what_each_of_two_methods_found_is_what_it_asked_about(server, open_page):
-    page = open_page(server)
-    ask(page, method="gaussian", compare="rerank", budget="40")
-    ended(page, panels=2)
-    scored = [
-        {
-            one["id"]: one["exact"]
-            for round_ in found_by_api(server, method=method, budget=40, trace=True)["trace"]
-            for one in round_["items"]
-        }
-        for method in ("gaussian", "rerank")
-    ]
-    both = scored[0] | scored[1]
-    best = sorted(both, key=lambda id_: -both[id_])[:10]
-    counts = [sum(id_ in one for id_ in best) for one in scored]
-    assert counts[0] > counts[1], "the world is meant to tell the two methods apart"
-    told = f"adacur asked about {counts[0]} and Re-ranking asked about {counts[1]}."
-    expect(page.locator("#overlap-text")).to_contain_text(told)
 
 
 def test_a_find_shows_all_above_the_line_and_its_certificate(server, open_page):
@@ -419,38 +388,6 @@ def test_the_slider_changes_the_budget_asked_for_and_the_recall_to_expect(server
     assert page.locator(".calls").inner_text() == "200"
 
 
-def test_the_curve_shows_what_the_server_measured(server, open_page):
-    page = open_page(server)
-    expect(page.locator("#recall-text b")).to_have_count(1)
-    with urllib.request.urlopen(f"{server}v1/indexes/words/recall?k=10&method=gaussian") as answer:
-        points = {point["budget"]: point for point in json.load(answer)["points"]}
-    assert page.locator("#recall-text b").inner_text() == f"{points[100]['recall'] * 100:.0f} %"
-
-
-def test_the_recall_to_expect_is_that_of_the_first_stage_chosen(server, open_page):
-    page = open_page(f"{server}?method=rerank")
-    shares = {}
-    for first in ("", "random"):
-        page.locator("#settings summary").click() if not first else page.select_option("#first", first)
-        expect(page.locator("#recall-basis")).to_contain_text(f"starting from {first or 'bm25'}")
-        with urllib.request.urlopen(f"{server}v1/indexes/words/recall?method=rerank&first={first or 'bm25'}") as answer:
-            curve = json.load(answer)
-        assert curve["first"] == (first or "bm25")
-        shares[first] = next(point["recall"] for point in curve["points"] if point["budget"] == 100)
-        assert page.locator("#recall-text b").inner_text() == f"{shares[first] * 100:.0f} %"
-    assert shares[""] != shares["random"]
-
-
-def test_no_recall_is_promised_where_none_was_measured(server, open_page):
-    page = open_page(server)
-    expect(page.locator("#recall-text b")).to_have_count(1)
-    page.fill("#budget", "9")
-    expect(page.locator("#recall-text")).to_contain_text("cannot find the best 10")
-    assert page.locator("#recall-text b").count() == 0
-    page.fill("#budget", "200")
-    expect(page.locator("#recall-chart .here_0_marks path")).to_have_count(1)
-
-
 def test_a_search_that_scored_every_item_has_found_all(server, open_page):
     page = open_page(f"{server}?q={quote(QUESTION)}&budget=60&index=few-anchors", expected=["status of 404"])
     ended(page)
@@ -483,17 +420,6 @@ def test_questions_to_begin_with_come_from_the_index(server, open_page):
     page.locator("#examples button").first.click()
     ended(page)
     assert page.input_value("#question") == offered[0]
-
-
-def test_a_curve_appears_while_a_search_runs(server, scorer, open_page):
-    page = open_page(f"{server}?k=6")
-    with scorer.holding("hold the lamp"):
-        ask(page, "hold the lamp", k="6")
-        expect(page.locator(".progress")).to_contain_text("Round 1: asking")
-        expect(page.locator("#recall-text b")).to_have_count(1)
-        expect(page.locator("#recall-chart svg")).to_have_count(1)
-        page.click("#stop")
-        ended(page, "stopped")
 
 
 def test_what_scores_like_no_answer_is_not_called_the_best_found(server, open_page):
@@ -622,15 +548,6 @@ def test_both_themes_and_the_choice_between_them(server, open_page):
     page.reload()
     ended(page)
     assert page.evaluate(ground) == light[0]
-
-
-def test_nothing_moves_where_motion_is_not_wanted(server, open_page):
-    moving = "getComputedStyle(document.querySelector('tr.new td')).animationName"
-    page = open_page(f"{server}?q={quote(QUESTION)}&budget=30")
-    ended(page)
-    assert page.evaluate(moving) == "none"
-    page.emulate_media(reduced_motion="no-preference")
-    assert page.evaluate(moving) == "arrive"
 
 
 def test_a_phone_needs_no_sideways_scrolling(server, open_page):

@@ -90,34 +90,12 @@ def test_the_first_stage_alone_is_served_without_a_call_streamed_or_not(client):
     assert told[-1][1]["hits"] == found["hits"]
 
 
-def test_fuse_over_http_is_fuse_in_python(client):
-    asked = {"query": "a ship near an island", "k": 4, "budget": 40, "first": "bm25"}
-    (found,) = client.post("/v1/search", json=asked | {"fuse": 3}).json()["results"]
-    hits = world_index().search(asked["query"], 4, budget=40, first="bm25", fuse=3.0)
-    assert [(hit["id"], hit["fused"]) for hit in found["hits"]] == [(hit.id, pytest.approx(hit.fused)) for hit in hits]
-
-
 def test_several_queries_are_answered_in_order_and_as_alone(client):
     asked = ["a bird", "a comet", "a bridge"]
     together = client.post("/v1/search", json={"queries": asked, "k": 3, "budget": 20}).json()["results"]
     alone = [client.post("/v1/search", json={"query": one, "k": 3, "budget": 20}).json()["results"][0] for one in asked]
     assert [one["query"] for one in together] == asked
     assert [one["hits"] for one in together] == [one["hits"] for one in alone]
-
-
-@pytest.mark.parametrize("asked", [{"query": "a ship", "stream": True}, {"queries": ["a ship", "a town", "a river"]}])
-def test_the_searches_of_a_request_are_planned_once(client, monkeypatch, asked):
-    plan, planned = Gaussian.plan, []
-
-    def noting(self, *given: Any, **options: Any) -> Any:
-        planned.append(1)
-        return plan(self, *given, **options)
-
-    monkeypatch.setattr(Gaussian, "plan", noting)
-    answer = client.post("/v1/search", json=asked | {"k": 3, "budget": 20})
-    assert answer.status_code == 200
-    assert "hits" in answer.text
-    assert len(planned) == 1
 
 
 def test_a_stream_tells_every_round_and_ends_with_the_answer(client):
@@ -175,26 +153,6 @@ def test_true_is_not_one_in_a_filter_and_a_filter_may_leave_nothing(client):
     (found,) = client.post("/v1/search", json=asked).json()["results"]
     assert (found["hits"], found["calls"], found["stopped"]) == ([], 0, "exhausted")
     assert "event: done" in client.post("/v1/search", json=asked | {"stream": True}).text
-
-
-class Counting(int):
-    """A number that counts how often it is compared."""
-
-    compared = 0
-    __hash__ = int.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Counting.compared += 1
-        return int(self) == other
-
-
-def test_a_filter_with_many_values_is_no_way_to_keep_a_server_busy():
-    items = [Item(f"i{at}", f"text {at}", {"group": Counting(at)}) for at in range(5)]
-    with TestClient(create_app({"w": AnchorIndex.from_items(items, scorer=TextScorer())})) as client:
-        asked = {"query": "a", "k": 3, "budget": 3, "filter": {"metadata": {"group": list(range(2, 5000))}}}
-        hits = client.post("/v1/search", json=asked).json()["results"][0]["hits"]
-    assert {hit["id"] for hit in hits} == {"i2", "i3", "i4"}
-    assert Counting.compared < 100
 
 
 def test_who_asks_for_nothing_special_stays_within_the_limits():
@@ -333,15 +291,6 @@ def test_a_list_that_is_too_long_is_told_with_the_limit(client, place):
     assert n_faults(response) == 1
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("value", [0, None, {str(at): at for at in range(50)}], ids=lambda value: str(value)[:12])
-def test_of_a_long_list_within_the_limit_only_the_first_wrong_element_is_named(client, place, value):
-    path, limit, body = PLACES[place]
-    response = client.post(path, json=body([value] * limit))
-    assert response.status_code in (200, 422)
-    assert response.status_code == 200 or n_faults(response) < 20
-
-
 def test_unknown_fields_are_one_error_whatever_their_number(client):
     many = {str(at): None for at in range(10_000)}
     for body in (many, {"query": "a", **many}, {"query": "a", "filter": many}):
@@ -365,13 +314,6 @@ def test_unknown_fields_are_one_error_whatever_their_number(client):
 def test_a_refusal_names_the_field_and_the_rule(client, path, body, named):
     message = client.post(path, json=body).json()["error"]["message"]
     assert all(name in message for name in named), message
-
-
-def test_a_k_over_the_budget_is_told_by_the_names_that_clients_know(client):
-    told = client.post("/v1/search", json={"query": "a", "k": 6, "budget": 5}).json()["error"]["message"]
-    assert "k=6, budget=5" in told
-    found = client.post("/v1/search", json={"query": "a", "budget": 5}).json()["results"][0]
-    assert (found["calls"], len(found["hits"])) == (5, 5)
 
 
 def test_a_model_that_is_not_served_is_told_with_those_that_are(client):
@@ -482,14 +424,6 @@ def test_recall_that_cannot_be_had_is_told_with_the_reason(client):
         assert other.get("/v1/indexes").json()["indexes"][0]["methods"] == ["rerank", "first", "exact"]
 
 
-def test_without_anchor_queries_the_first_stage_is_re_ranked():
-    bare = AnchorIndex.from_items(world_index().items, scorer=TextScorer())
-    asked = {"query": "a ship near an island", "k": 4, "budget": 40, "stream": True}
-    with TestClient(create_app({"bare": bare})) as client:
-        (_, start), *_ = events(client.post("/v1/search", json=asked).text)
-        assert start["method"] == "rerank"
-
-
 DOCUMENTS = ["a ship on a river", "a painter", "an island", "a ship"]
 
 
@@ -577,22 +511,6 @@ def test_a_scorer_that_fails_in_mid_search_leaves_what_was_found():
         assert client.post("/v1/search", json={"query": "a ship", "k": 3}).status_code == 200
     # What is kept from the client is in the log.
     assert log.getvalue().count("the secret address 10.0.0.1 is down") >= 3
-
-
-def test_a_function_that_fails_in_mid_search_leaves_what_was_found():
-    calls: list[int] = []
-
-    def function(pairs):
-        if len(calls) == 2:
-            raise RuntimeError("down")
-        calls.append(len(pairs))
-        return [len(text) for _, text in pairs]
-
-    scorer = FunctionScorer(function, attempts=1)
-    with TestClient(create_app({"w": world_index(scorer)})) as client:
-        response = client.post("/v1/search", json={"query": "a ship", "k": 3, "budget": 50})
-        assert (response.status_code, error_of(response)) == (502, "scorer_failed")
-        assert (response.json()["calls"], len(response.json()["hits"])) == (sum(calls), 3)
 
 
 def test_equal_queries_of_one_request_pay_once():
@@ -866,15 +784,6 @@ def test_metrics_tell_what_ended_a_search():
         assert (ended("budget"), ended("failed"), ended("refused")) == (2, 4, 0)
 
 
-def test_indexes_tell_what_they_are_tuned_for():
-    index = world_index()
-    tune(index, k=5, budget=50, quick=True)
-    with TestClient(create_app({"w": index})) as client:
-        (tuning,) = client.get("/v1/indexes").json()["indexes"][0]["tunings"]
-        assert (tuning["k"], tuning["budget"]) == (5, 50)
-        assert tuning["predictions"][0]["method"] == "gaussian"
-
-
 def test_an_index_with_two_first_stages_is_served_with_both_joined_and_starts_as_tuned():
     index = world_index()
     bm25 = index.first_stage("bm25").stage
@@ -930,36 +839,6 @@ async def test_a_hundred_clients_at_once_share_calls_and_get_the_answers_of_one(
     # 500 rounds of searches.
     assert len(scorer.calls) < 250
     assert scorer.pairs == 100 * 20
-
-
-async def test_requests_of_all_kinds_at_once_are_answered_as_each_alone():
-    kinds: list[dict[str, Any]] = [
-        {"k": 5, "budget": 20},
-        {"k": 1, "budget": 7, "rounds": 2},
-        {"k": 10, "budget": 60, "filter": {"metadata": {"even": True}}},
-        {"k": 3, "budget": 30, "deadline_ms": 60_000},
-        {"k": 4, "budget": 40, "method": "rerank", "deadline_ms": 50_000},
-        {"k": 2, "budget": 25, "method": "adacur", "seed": 5},
-        {"k": 8, "budget": 50, "first_batch": 0.2, "filter": {"ids": [f"i{at}" for at in range(100)]}},
-        {"k": 6, "method": "exact"},
-    ]
-    bodies = [{"query": f"a ship and {at}", "trace": True} | kinds[at % len(kinds)] for at in range(64)]
-    scorer = TextScorer(seconds=0.005)
-    responses = await gathered(create_app({"w": world_index(scorer)}), *bodies)
-    assert {response.status_code for response in responses} == {200}
-    together = [response.json()["results"][0] for response in responses]
-    assert scorer.pairs == sum(found["calls"] for found in together)
-    # Some 280 rounds of searches.
-    assert len(scorer.calls) < 200
-    app = create_app({"w": world_index()})
-    for body, found in zip(bodies, together, strict=True):
-        (response,) = await gathered(app, body)
-        (alone,) = response.json()["results"]
-        for answer in (found, alone):
-            del answer["seconds"]
-            for one in answer["trace"]:
-                del one["seconds"]
-        assert found == alone
 
 
 async def test_a_neighbour_whose_query_fails_costs_nobody_else_a_call():

@@ -287,6 +287,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_scorer_that_hangs(folder, browser, 
     lines = [json.loads(line) for line in log.splitlines() if not line.startswith(("Open http", "Stopped."))]
     assert any(line["event"] == "Invalid HTTP request received." for line in lines)
     assert any(line["event"] == "threads did not end" for line in lines)
+    assert "Traceback" not in log
 
 
 def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
-import warnings
 import weakref
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -221,15 +218,6 @@ async def test_a_slow_first_stage_holds_up_nobody_else(world, scorer) -> None:
     assert (await slow).trace.calls == 20
 
 
-async def test_a_reader_who_does_not_read_holds_up_nobody_and_misses_nothing(index, scorer, world) -> None:
-    scorer.gate.set()
-    slow = asearch_iter(index, world.test[0], 5, budget=40)
-    first = await anext(slow)
-    assert (await last(index, world.test[1], budget=40)).trace.calls == 40
-    rest = [hits async for hits in slow]
-    assert [hits.trace.calls for hits in (first, *rest)] == [12, 19, 26, 33, 40]
-
-
 @pytest.mark.parametrize("how", ["raises", "too few", "nan"])
 async def test_an_error_reaches_only_its_search_and_others_are_sent_that_call_s_pairs_once_more(
     index, alone, scorer, world, how
@@ -326,26 +314,6 @@ def test_whatever_the_scorer_raises_is_an_error_of_its_search_and_ends_no_event_
     assert asyncio.run(last(index, world.test[0], budget=20)).trace.calls == 20
 
 
-async def test_one_large_search_does_not_hold_up_small_ones(index, scorer, world, monkeypatch) -> None:
-    monkeypatch.setattr(stepping, "_PAIRS_PER_CALL", 40)
-    ended: list[str] = []
-
-    async def one(query, **options) -> None:
-        hits = await last(index, query, **options)
-        ended.append(query.id)
-        assert hits.trace.calls == (200 if query.id == "t0" else 10)
-
-    large = asyncio.create_task(one(world.test[0], method="exact"))
-    await until(scorer.entered.is_set)
-    small = [one(query, budget=10, method=Rerank(), first="noisy") for query in world.test[1:]]
-    tasks = [large, *map(asyncio.create_task, small)]
-    await until(lambda: joined(scorer, len(small)))
-    scorer.gate.set()
-    await asyncio.gather(*tasks)
-    assert max(call.total() for call in scorer.calls) == 40
-    assert ended[-1] == "t0"
-
-
 async def test_a_deadline_holds_beside_searches_that_have_none(world) -> None:
     scorer = Gated(world.scorer, is_open=True, seconds=0.003)
     index = AnchorIndex(world.index, scorer=scorer)
@@ -357,23 +325,6 @@ async def test_a_deadline_holds_beside_searches_that_have_none(world) -> None:
     # It waited for the call that was running and for a small one, not for 400 pairs.
     assert not all(task.done() for task in patient)
     assert [(await task).trace.calls for task in patient] == [200, 200]
-
-
-async def test_a_deadline_that_is_far_off_makes_no_call_smaller(index, scorer, world) -> None:
-    scorer.gate.set()
-    await last(index, world.test[0], budget=20)
-    scorer.calls.clear()
-    scorer.gate.clear()
-    scorer.entered.clear()
-    tasks = [asyncio.create_task(last(index, world.test[0], budget=40))]
-    await until(scorer.entered.is_set)
-    far_off = Budget(40, deadline=600)
-    tasks += [asyncio.create_task(last(index, query, budget=far_off)) for query in world.test[1:4]]
-    await until(lambda: joined(scorer, 3))
-    scorer.gate.set()
-    found = await asyncio.gather(*tasks)
-    assert {scorer.calls[1][query.id] for query in world.test[1:4]} == {12}
-    assert {hits.trace.calls for hits in found} == {40}
 
 
 async def test_scorers_that_may_charge_are_sent_each_search_s_pairs_apart(index, scorer, world) -> None:
@@ -435,51 +386,3 @@ def test_nothing_is_left_when_all_searches_have_ended(world) -> None:
         assert time.monotonic() < give_up
         gc.collect()
         time.sleep(0.001)
-
-
-def test_an_event_loop_that_closes_under_a_running_call_harms_nobody_else(index, scorer, world) -> None:
-    async def leave() -> None:
-        task = asyncio.create_task(last(index, world.test[0], budget=20))
-        await asyncio.to_thread(scorer.entered.wait, 60)
-        task.cancel()
-
-    asyncio.run(leave())
-    scorer.gate.set()
-    assert asyncio.run(last(index, world.test[1], budget=20)).trace.calls == 20
-    assert scorer.sent("t0") == 6
-
-
-def test_searches_of_many_event_loops_step_together(index, alone, scorer, world) -> None:
-    scorer.gate.set()
-    scorer.seconds = 0.0005
-
-    def one(at: int) -> bool:
-        async def some() -> list:
-            return await asyncio.gather(*(last(index, query, budget=20 + at) for query in world.test))
-
-        return [everything(hits) for hits in asyncio.run(some())] == [
-            everything(alone.search(query, 5, budget=20 + at)) for query in world.test
-        ]
-
-    with ThreadPoolExecutor(6) as loops:
-        assert all(loops.map(one, range(6)))
-    assert max(map(len, scorer.calls)) > 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_does_not_wait_for_its_parent_s_thread(index, scorer, world) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        held = thread.submit(lambda: asyncio.run(last(index, world.test[0], budget=20)))
-        assert scorer.entered.wait(60)
-        with warnings.catch_warnings():
-            # Newer Pythons warn of every fork beside threads.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            scorer.gate.set()
-            hits = asyncio.run(asyncio.wait_for(last(index, world.test[1], budget=20), 30))
-            os._exit(0 if hits.trace.calls == 20 else 1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        scorer.gate.set()
-        assert held.result().trace.calls == 20

@@ -26,7 +26,7 @@ from adacur.model.device_posterior import compute_together
 from adacur.protocols import Scorer
 from adacur.records import Pair, Query
 from adacur.results import Hits
-from adacur.scorers.wrapping import Wrapping, can_batch_callers, runs_side_by_side
+from adacur.scorers.wrapping import can_batch_callers, runs_side_by_side
 from adacur.scores import failure_of, joined_pairs, score_pairs
 from adacur.search import AnchorIndex, rounds
 from adacur.search.plan import Plan
@@ -64,10 +64,10 @@ async def stepped(
             so_far(hits)
 
     with index.searching(plan) as answers:
-        # A scorer that searches with itself must not wait for the call that it is in.
-        if runs_side_by_side(plan.scorer) or plan.purse.by_call or (loop := loop_of(plan.scorer)).is_here:
+        if runs_side_by_side(plan.scorer) or plan.purse.by_call:
             steps = rounds.asearch_iter(plan, [query], k, started=started, every_round=every_round)
         else:
+            loop = loop_of(plan.scorer)
             steps = loop.search_iter(plan, query, k, started=started, every_round=every_round, so_far=given_up)
         # Closed here, not by the garbage collector: a search whose client has gone must make no more calls.
         async with aclosing(steps):
@@ -86,10 +86,6 @@ class SharedLoop:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
         self._changed = threading.Condition()
         self._ready: list[_Stepped] = []
         self._n_computing = 0
@@ -100,11 +96,6 @@ class SharedLoop:
             self._sharing = Sharing(apart=True)
         self._thread: threading.Thread | None = None
         self._workers: ThreadPoolExecutor | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the thread that calls the scorer."""
-        return threading.current_thread() is self._thread
 
     async def search_iter(
         self,
@@ -117,11 +108,8 @@ class SharedLoop:
         so_far: Callable[[Hits], None],
     ) -> AsyncGenerator[list[Hits], None]:
         """As `stepped`."""
-        if self._process != os.getpid():
-            # A forked child inherits the searches but not the threads that work on them.
-            self._begin()
         joined = await asyncio.to_thread(RunningSearch, plan, [query], k, started=started)
-        search = _Stepped(joined, plan.scorer, every_round=every_round)
+        search = _Stepped(joined, every_round=every_round)
         try:
             await asyncio.to_thread(self._join, search)
             while (news := await search.news.get()) is not None:
@@ -176,26 +164,21 @@ class SharedLoop:
             # Who waits for a later call stands first then.
             self._ready[:0] = [search for search, n in given if n == 0]
         self._compute([(search, None) for search, n in given if n is None])
-        calls: dict[int, list[tuple[_Stepped, int]]] = {}
-        for search, n in given:
-            if n:
-                calls.setdefault(id(search.scorer), []).append((search, n))
-        for call in calls.values():
-            self._score(call)
+        self._score([(search, n) for search, n in given if n])
 
     def _score(self, shares: Sequence[tuple[_Stepped, int]]) -> None:
-        """Score the next n pairs of each search in one call; all have the same scorer."""
+        """Score the next n pairs of each search in one call."""
         shares = [(search, n) for search, n in shares if not search.has_left]
         pairs = joined_pairs([search.joined.pairs[:n] for search, n in shares])
         if not pairs:
             return
-        started, scorer = time.monotonic(), shares[0][0].scorer
+        started = time.monotonic()
         try:
-            scores = score_pairs(scorer, pairs)
+            scores = score_pairs(self.scorer, pairs)
         except BaseException as error:
             if len(shares) == 1:
                 # Raised in the reader's task, an exit or interrupt would end its event loop, and that of everybody.
-                shares[0][0].tell(error if isinstance(error, Exception) else failure_of(scorer, error))
+                shares[0][0].tell(error if isinstance(error, Exception) else failure_of(self.scorer, error))
             else:
                 for share in shares:
                     self._score([share])
@@ -259,9 +242,8 @@ class _Stepped:
     A search that `has_left` takes no part in further calls.
     """
 
-    def __init__(self, joined: RunningSearch, scorer: Scorer, *, every_round: bool) -> None:
+    def __init__(self, joined: RunningSearch, *, every_round: bool) -> None:
         self.joined = joined
-        self.scorer = scorer
         self.news: asyncio.Queue[list[Hits] | BaseException | None] = asyncio.Queue()
         self.has_left = False
         self._every_round = every_round
@@ -334,9 +316,7 @@ _Scored = tuple[_Stepped, FloatArray | None]
 
 
 def loop_of(scorer: Scorer) -> SharedLoop:
-    """The loop of all searches that are awaited with this scorer, or with others around it."""
-    while isinstance(scorer, Wrapping) and can_batch_callers(scorer.scorer) == can_batch_callers(scorer):
-        scorer = scorer.scorer
+    """The loop of all searches that are awaited with this scorer."""
     with _loops_lock:
         # A loop keeps its scorer alive, so no other object can have the same id meanwhile.
         return _loops.get(id(scorer)) or _loops.setdefault(id(scorer), SharedLoop(scorer))
