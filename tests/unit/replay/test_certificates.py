@@ -13,6 +13,7 @@ import adacur
 from adacur import AnchorIndex, Item, Query
 from adacur.first_stages import Dense
 from adacur.first_stages.encoders import EncoderCard
+from adacur.replay import certificates
 from adacur.replay.certificates import calibrated, find_costs, is_below, needed, strongest
 from adacur.results import Hits
 from adacur.scorers import FunctionScorer, Metered
@@ -50,6 +51,30 @@ def test_a_mean_that_is_not_below_is_rarely_said_to_be() -> None:
 def test_a_mean_that_is_far_below_is_found_to_be() -> None:
     random = np.random.default_rng(0)
     assert np.mean([is_below(0.1 * random.random(100), 0.1, doubt=0.1) for _ in range(50)]) > 0.9
+
+
+def test_fewer_misses_never_fail_a_test_and_their_order_does_not_matter() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        misses = random.random(40) * (random.random(40) < 0.3)
+        fewer = misses * random.random(40)
+        share, doubt = random.uniform(0.05, 0.4), random.choice([0.05, 0.1, 0.3])
+        passes = is_below(misses, share, doubt=doubt)
+        assert not passes or is_below(fewer, share, doubt=doubt)
+        assert passes == is_below(misses[::-1], share, doubt=doubt)
+
+
+def test_a_promise_is_kept_to_as_many_new_queries_though_the_cheapest_of_many_limits_was_chosen() -> None:
+    """Each query has some items, found in an order that depends on the query: later limits miss more of them."""
+    random, broken = np.random.default_rng(0), 0
+    limits = np.linspace(-5, 2, 60)[:, None, None]
+    for _ in range(200):
+        found_at = random.logistic(size=(200, 3)) + 1.5 * random.normal(size=(200, 1))
+        misses = (found_at < limits).mean(axis=2)
+        seen, new = misses[:, :100], misses[:, 100:]
+        chosen = sum(is_below(row, 0.1, doubt=0.1) for row in seen) - 1
+        broken += new[chosen].mean() > 0.1
+    assert broken <= 20
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, False), (1.0, True), (-0.5, False)])
@@ -97,6 +122,19 @@ def test_an_anchor_query_is_searched_for_as_if_its_scores_were_unknown() -> None
     calls = np.mean([hits.trace.calls for hits in index.find(world.test, above=4.0, recall=0.8)])
     # Were they known, far fewer calls would seem to be enough.
     assert calibration.calls == pytest.approx(calls, rel=0.25)
+
+
+@pytest.mark.parametrize("options", [{"above": 4.0, "recall": 0.5}, {"above": 4.0, "recall": 0.85}, {"above": 0.0}])
+def test_replays_that_end_early_choose_what_whole_ones_would(options, monkeypatch) -> None:
+    calibrations = []
+    for ends in (certificates._ENDS, (0,)):
+        monkeypatch.setattr(certificates, "_ENDS", ends)
+        world, _ = world_of()
+        index = AnchorIndex(world.index, scorer=world.scorer)
+        plan = plan_find(index, **options, budget=200)
+        calibrations.append(calibrated(index, plan, **{"recall": 0.9, "confidence": 0.9, **options}))
+    early, whole = calibrations
+    assert (early.limit, early.recall, early.n, early.calls) == (whole.limit, whole.recall, whole.n, whole.calls)
 
 
 def test_with_too_few_anchor_queries_the_strongest_promise_that_can_be_kept_is_made() -> None:
