@@ -24,6 +24,9 @@ def try_(
     encoder: Annotated[str, Option(help="Of the dense first stage; 'none' leaves it out.")] = opt.DEFAULT_ENCODER,
     minutes: Annotated[float, Option(help="The time that encoding and scoring may take.")] = 5.0,
     calls: Annotated[int | None, Option(min=1, help="Also make at most N scorer calls.")] = None,
+    above: Annotated[
+        float | None, Option(help="Also say what it takes to find all items that score this or higher.")
+    ] = None,
     seed: opt.Seed = 0,
     id_field: opt.IdField = None,
     text_field: opt.TextFields = None,

@@ -70,7 +70,7 @@ def _show_costs(path: str, above: float, *, as_json: bool) -> None:
     import adacur
     from adacur.replay import find_costs
 
-    with adacur.load(path, check=False) as opened, notes.status("replaying anchor queries …"):
+    with adacur.load(path, check=False) as opened:
         costs = find_costs(opened, above=above)
     facts = [{"recall": r, "calls": one.calls, "n": one.n, "reasons": one.reasons} for r, one in costs.items()]
     rows = [(f"{recall:g}", f"{one.calls:,.0f}" if one.n else "–", f"{one.n:,}") for recall, one in costs.items()]

@@ -53,13 +53,18 @@ class Advice:
         self.plan = measured.plan
         self.is_judged = measured.is_judged
 
-    def answers(self) -> Iterator[Answer]:
-        """In the order in which one would ask. Where no call is worth it, nothing is said of how to spend calls."""
+    def answers(self, above: float | None = None) -> Iterator[Answer]:
+        """In the order in which one would ask. Where no call is worth it, nothing is said of how to spend calls.
+
+        `above` asks for all items that score so high, which makes the scorer the truth.
+        """
         yield self._scorer()
         yield self._first()
         if self.way.budget:
             yield self._budget()
             yield self._method()
+        if above is not None:
+            yield self._finding(above)
 
     @cached_property
     def alone(self) -> Way:
@@ -251,6 +256,25 @@ class Advice:
             f"recall by {more.change()}{by_judges}."
         )
         return Answer("method", self.way.method, words, more)
+
+    def _finding(self, line: float) -> Answer:
+        totals, steps = self.measured.above(line), self.measured.budgets()
+        some = totals[totals > 0]
+        words = f"{len(some)} of {len(totals)} queries have scored items at {line:g} or higher"
+        if not len(some):
+            return Answer("find", None, f"{words}. Nothing can be said of finding all.")
+        ways = [_rerank(self.first, n) for n in steps]
+        ways += [self.measured.searched()] if self.measured.predicts else []
+        recalls = [mean_of(self.measured.recalls_above(way, line)) for way in ways]
+        searched = f", searching with the most {recalls[-1].value:.2f}" if self.measured.predicts else ""
+        words += (
+            f", {np.median(some):.0f} by the median. Of these, re-ranking {self.first} with "
+            f"{_row([self.plan.whole(n) for n in steps], 'd')} calls finds "
+            f"{_row([one.value for one in recalls[: len(steps)]], '.2f')}{searched}. What was not scored does not "
+            f"count: of an index with anchor queries, `adacur tune INDEX --above {line:g}` says what a promise costs."
+        )
+        best = max(range(len(ways)), key=lambda at: recalls[at].value)
+        return Answer("find", self.plan.whole(ways[best].budget), words, recalls[best])
 
 
 _ADVISED = {

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from adacur.arrays import FloatArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.protocols import FirstStage, Scorer
 from adacur.records import Query
 from adacur.replay.material import Material
 from adacur.replay.measures import FEWEST_QUERIES, can_judge, telling_queries
-from adacur.replay.searches import Asked, KnownScores, Searches, Way
+from adacur.replay.searches import Asked, KnownScores, Searches, Way, all_scored
 from adacur.scorers import Cached, MatrixScorer
 from adacur.search import AnchorIndex
 from adacur.search.finish import LISTED
@@ -227,6 +227,7 @@ class Measured:
         self.predicts = index.snapshot.item_vectors() is not None
         n_judged = len(telling_queries(asked, material.items, material.qrels))
         self.is_judged = n_judged >= min(FEWEST_QUERIES, len(self.queries)) and can_judge()
+        self._scores = scores[: len(self.queries)]
         given: dict[str, Any] = {"k": _SHOWN, "stages": stages, "qrels": material.qrels}
         given |= {"scorer": KnownScores(asked, material.items, scores.T)}
         self._all, self._deep = (Searches(index.anchors, some, **given) for some in (asked, self.queries))
@@ -242,6 +243,16 @@ class Measured:
     def recalls(self, way: Way) -> FloatArray:
         """Of each query, the share of the best k of all that was scored for it: what no way found is not missed."""
         return self._deep.recalls(way, self.plan.k)
+
+    def above(self, line: float) -> IntArray:
+        """Of each query, how many of the scored items score this or higher."""
+        return np.asarray(np.count_nonzero(self._scores >= line, axis=1))
+
+    def recalls_above(self, way: Way, line: float) -> FloatArray:
+        """Of each query that has any, the share of these that is found."""
+        found = [np.count_nonzero(all_scored(hits)[1] >= line) for hits in self._deep.scored(way)]
+        some = (totals := self.above(line)) > 0
+        return np.asarray(np.array(found)[some] / totals[some])
 
     def quality(self, way: Way) -> FloatArray:
         """Judged quality; NaN for queries that nobody judged, or that were not scored as deep."""

@@ -54,6 +54,7 @@ def try_collection(
     items: int | None = None,
     calls: int | None = None,
     seed: int = 0,
+    above: float | None = None,
     id_field: str | None = None,
     text_fields: Sequence[str] | None = None,
     kept: str | Path | None = None,
@@ -69,6 +70,7 @@ def try_collection(
     - minutes: the time that encoding and scoring may take; the sizes follow from the pace measured here.
     - items, calls: limits besides the time. Calls count timing and what an earlier run scored, and are never exceeded.
     - seed: draws queries and items. The same seed asks for the same pairs.
+    - above: also say what it takes to find all items that score this or higher, as `AnchorIndex.find` does.
     - id_field, text_fields: as `adacur.data.read_items` reads them.
     - kept: the folder that keeps scores and vectors, so that a second run goes on; by default in the cache. A scorer
       that is `Cached` keeps its scores itself.
@@ -98,7 +100,7 @@ def try_collection(
     most = None if calls is None else calls - plan.timed
     measured = measure(material, plan, scorer=cached, first=stages, seconds=left, calls=most, progress=progress)
     advice = Advice(measured)
-    answers = tuple(advice.answers())
+    answers = tuple(advice.answers(above))
     source = dual.card.source if dual is not None else None
     return Trial(
         plan=plan,

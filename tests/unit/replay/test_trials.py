@@ -222,6 +222,23 @@ def test_fields_are_read_as_a_build_reads_them_and_printed_in_its_command(tmp_pa
     }
 
 
+def test_what_it_takes_to_find_all_above_a_line_is_said_where_it_is_asked_for(tmp_path: Path) -> None:
+    items, asked = write_world(tmp_path / "world")
+    measured = measured_world(tmp_path, noisy_scores(items, asked), budget=60)
+    *others, found = Advice(measured).answers(above=4.0)
+    assert [one.question for one in others] == [one.question for one in Advice(measured).answers()]
+    scored = [row[~np.isnan(row)] for row in measured._scores]
+    some = sum(bool((row >= 4.0).any()) for row in scored)
+    assert found.words.startswith(f"{some} of {len(scored)} queries have scored items at 4 or higher")
+    assert found.choice == 60
+    assert found.mean.value == 1.0
+    few = measured.recalls_above(Way("rerank", "bm25", 15), 4.0)
+    assert len(few) == some
+    assert 0.1 < few.mean() < 0.9
+    (*_, none) = Advice(measured).answers(above=1e6)
+    assert none.choice is none.mean is None
+
+
 def test_without_judgements_quality_is_left_open_and_recall_is_not(tmp_path: Path) -> None:
     write_world(tmp_path / "world", judged=False)
     trial = tried(tmp_path)
