@@ -180,22 +180,6 @@ class Hits(Sequence[Hit]):
         """Ŝ of every item of the index, by position, where it was asked for."""
         return self.trace.approximate_scores
 
-    def top_k(self, k: int) -> list[Hit]:
-        """The best k hits."""
-        return [self._hit(index) for index in range(min(k, len(self)))]
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Rows in the shape of sentence-transformers' `CrossEncoder.rank`: corpus_id, score and, if known, text.
-
-        With `fuse` they hold fused as well: sorting by score would undo the order.
-        """
-        return [
-            {"corpus_id": hit.id, "score": hit.score}
-            | ({} if hit.fused is None else {"fused": hit.fused})
-            | ({"text": hit.item.text} if hit.item else {})
-            for hit in self
-        ]
-
     def __repr__(self) -> str:
         best = f", best {self.ids[0]!r} {float(self.scores[0]):.3f}" if self.ids else ""
         if self.ids and self.fused is not None:

@@ -17,7 +17,7 @@ from adacur.errors import InputError
 if TYPE_CHECKING:
     from adacur.replay import Tuning
     from adacur.search import AnchorIndex
-    from adacur.search.effort import EffortRule
+    from adacur.search.stopping import EffortRule
 
 
 def tune(

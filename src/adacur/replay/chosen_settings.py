@@ -15,7 +15,7 @@ from adacur.replay.measures import chances, cross_fit, gains, likeliest_weights,
 from adacur.replay.searches import Searches, Way, exact_anchors, held_out, some_anchors
 from adacur.results import Hits, Round
 from adacur.search import AnchorIndex
-from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
+from adacur.search.stopping import EffortPoint, EffortRule, new_in_top_k, stop_features
 from adacur.search.tuned import Gain, GaussianSettings, Prediction, TriedFirst, Tuning, default_settings
 
 # In the order in which they are tried: what matters most, first.
@@ -168,7 +168,7 @@ _RIDGE = 1e-3
 class Course(NamedTuple):
     """A replayed search that spent its whole budget: after each round, what could be known and what it had found.
 
-    `features` are those of `search.effort.stop_features`, `calls` and `recalls` are after the round. Rounds before k
+    `features` are those of `search.stopping.stop_features`, `calls` and `recalls` are after the round. Rounds before k
     items were scored are left out: no search ends there.
     """
 

@@ -24,13 +24,12 @@ from adacur.records import Pair, Query, as_queries
 from adacur.replay.measures import Qrels, exact_scores, judged_quality, kth_best, recall_above
 from adacur.results import Hits
 from adacur.search import AnchorIndex
-from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS
 from adacur.search.finish import LISTED, Answer, Documents, Fuse, Top, listed_by
 from adacur.search.methods import AdaCUR, Method, method_named, options_of
 from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
-from adacur.search.stopping import Stop
+from adacur.search.stopping import FIRST_BATCH, NEVER, ROUNDS, Stop
 from adacur.search.tuned import GaussianSettings
 from adacur.seeds import item_keys, stream_key, uniform
 from adacur.store import AnchorTable, IndexFolder

@@ -22,11 +22,11 @@ from adacur.protocols import Scorer
 from adacur.records import Query
 from adacur.results import Certificate
 from adacur.search.filters import Filter
-from adacur.search.finish import Answer, Documents
+from adacur.search.finish import Answer, Documents, Finish
 from adacur.search.methods import Exact
 from adacur.search.plan import Plan
 from adacur.search.planning import plan_search
-from adacur.search.stopping import Standing
+from adacur.search.stopping import Standing, StopRule
 
 if TYPE_CHECKING:
     from adacur.search.index import AnchorIndex
@@ -87,7 +87,7 @@ class Promise(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LineStop:
+class LineStop(StopRule):
     """Ends a search once little is expected to be missing above a line.
 
     By the expected `recall`, or, where it was calibrated, once the next call is `worth` no more than this: the share of
@@ -123,11 +123,10 @@ def expected_above(now: Standing, above: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Above:
+class Above(Finish):
     """Only the hits that score `above` or higher."""
 
     above: float
-    listed = 0
 
     def __call__(self, answer: Answer) -> Answer:
         return answer.at(answer.scores >= self.above)
@@ -137,7 +136,7 @@ class Above:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Certify:
+class Certify(Finish):
     """Says what is promised, by the way in which a search ended; `doubt` is why anchor queries promise nothing."""
 
     above: float
@@ -145,7 +144,6 @@ class Certify:
     confidence: float
     promise: Promise | None = None
     doubt: str | None = None
-    listed = 0
 
     def __call__(self, answer: Answer) -> Answer:
         return replace(answer, certificate=self._certificate(answer))

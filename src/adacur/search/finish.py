@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -52,8 +52,7 @@ class Answer:
 
     def at(self, places: Any) -> Answer:
         """The answer with these places of it alone, in this order."""
-        more = (None if one is None else one[places] for one in (self.fused, self.relevance))
-        of_fused, of_relevance = more
+        of_fused, of_relevance = (None if one is None else one[places] for one in (self.fused, self.relevance))
         return replace(
             self,
             positions=self.positions[places],
@@ -87,38 +86,33 @@ class Finish(Protocol):
     `listed`: how many of the first stage's items it needs to see.
     """
 
-    @property
-    def listed(self) -> int: ...
+    listed: ClassVar[int] = 0
 
     def __call__(self, answer: Answer) -> Answer: ...
 
     def settings(self) -> Mapping[str, Any]:
         """The choices that a result should name."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Documents:
+class Documents(Finish):
     """Where items are passages and k counts documents: the best passage of each. `numbers` are the items' documents."""
 
     numbers: IntArray
-    listed = 0
 
     def __call__(self, answer: Answer) -> Answer:
         # Sorted best first, so the first of each document is its best.
         _, firsts = np.unique(self.numbers[answer.positions], return_index=True)
         return answer.at(np.sort(firsts))
 
-    def settings(self) -> Mapping[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True, slots=True)
-class Fuse:
+class Fuse(Finish):
     """Ordered by exact scores and the first stage's together: the scorer is one witness, not the truth."""
 
+    listed: ClassVar[int] = LISTED
     weight: float
-    listed = LISTED
 
     def __call__(self, answer: Answer) -> Answer:
         values = fused(
@@ -136,40 +130,29 @@ class Fuse:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstStageAlone:
+class FirstStageAlone(Finish):
     """What no scorer ranks comes as the first stage has it, with its scores, and in no round."""
-
-    listed = 0
 
     def __call__(self, answer: Answer) -> Answer:
         nothing = np.empty(0, dtype=np.intp)
         return replace(answer, positions=answer.listed, scores=answer.listed_scores, rounds=nothing)
 
-    def settings(self) -> Mapping[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True, slots=True)
-class Top:
+class Top(Finish):
     """The first k."""
-
-    listed = 0
 
     def __call__(self, answer: Answer) -> Answer:
         return answer.at(slice(answer.k))
 
-    def settings(self) -> Mapping[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True, slots=True)
-class Floors:
+class Floors(Finish):
     """What scores mean, where the index knows it; without the hits below the floors, and with a verdict on the rest."""
 
     relevance: Relevance | None = None
     min_relevance: float | None = None
     min_score: float | None = None
-    listed = 0
 
     def __post_init__(self) -> None:
         for name, value in (("min_relevance", self.min_relevance), ("min_score", self.min_score)):

@@ -16,10 +16,9 @@ from adacur.errors import BudgetError, InputError, ScorerFailed, UnknownName
 from adacur.model import PseudoInverse, TopK
 from adacur.protocols import Acquisition, Approximator, ScorerCard
 from adacur.records import Pair
-from adacur.search.effort import FIRST_BATCH, NEVER, ROUNDS, Effort, check_effort
 from adacur.search.finish import Documents, FirstStageAlone, Floors
 from adacur.search.plan import KeepPredictions, Model, Plan
-from adacur.search.stopping import Stop
+from adacur.search.stopping import FIRST_BATCH, NEVER, ROUNDS, Effort, Stop, check_effort
 from adacur.search.tuned import default_settings
 from adacur.spelling import did_you_mean
 

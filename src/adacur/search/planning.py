@@ -11,13 +11,13 @@ from adacur.first_stages import AnyStage
 from adacur.options import OF_BUDGET, SEARCH_OPTIONS
 from adacur.protocols import Scorer
 from adacur.records import Query
-from adacur.search.effort import Effort
 from adacur.search.filters import Filter
 from adacur.search.finish import Floors, Fuse, Top, check_fuse
 from adacur.search.methods import NO_SCORER, Exact, FirstOnly, Method, method_named, with_effort
 from adacur.search.plan import Plan
 from adacur.search.snapshot import Snapshot
 from adacur.search.spending import Limits
+from adacur.search.stopping import Effort
 
 if TYPE_CHECKING:
     from adacur.search.index import AnchorIndex

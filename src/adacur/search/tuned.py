@@ -11,7 +11,7 @@ from typing import Any
 from adacur.data.stored import read_record, read_versioned, sealed_json
 from adacur.errors import DamagedIndex, InputError
 from adacur.records import Query
-from adacur.search.effort import EffortRule
+from adacur.search.stopping import EffortRule
 from adacur.store.database import digest_texts
 
 TUNED = "tuned.json"

@@ -156,8 +156,7 @@ def test_hits_read_like_a_sequence() -> None:
     )
     assert [hit.id for hit in hits] == ["i1", "i0"]
     assert (hits[0].rank, hits[0].round, hits[-1].score) == (1, 2, 1.0)
-    assert [hit.id for hit in hits[:1]] == ["i1"] == [hit.id for hit in hits.top_k(1)]
-    assert hits.to_dicts()[0] == {"corpus_id": "i1", "score": 2.0, "text": "eins"}
+    assert [hit.id for hit in hits[:1]] == ["i1"]
     with pytest.raises(IndexError):
         hits[2]
 

@@ -9,7 +9,7 @@ from adacur import AnchorIndex, Item, Query, tune
 from adacur.errors import DamagedIndex, InputError
 from adacur.first_stages import Matrix
 from adacur.scorers import MatrixScorer
-from adacur.search.effort import EffortPoint, EffortRule, new_in_top_k, stop_features
+from adacur.search.stopping import EffortPoint, EffortRule, new_in_top_k, stop_features
 from adacur.search.tuned import TUNED, as_stored, read_tunings
 
 N_ITEMS, N_ANCHORS, N_NEW, K, BUDGET = 400, 60, 30, 5, 80

@@ -151,7 +151,6 @@ def test_equal_queries_pay_once_and_each_has_the_answer(world, form) -> None:
     again = Query(a.id, a.text)
     asked = [a, b, again, c, a, b]
     scorer = Failing(world.scorer)
-    scorer.runs_on_device = True
     index = over(world, scorer)
 
     if form is of_search:

@@ -149,11 +149,6 @@ class TorchCrossEncoder(Closing):
         texts = self._tokens.texts_of(queries, self._tokens.items_at(items, distinct))
         return self._scores(TokenPairs(texts, query_of, item_of), recorded=True)
 
-    @property
-    def runs_on_device(self) -> bool:
-        """Whether scores are made on another device, while this processor is free."""
-        return bool(self._device.type == "cuda")
-
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items); each item is tokenised and sent to the device once."""
         texts = self._tokens.texts(queries, items)
