@@ -25,7 +25,6 @@ PARTS: dict[str, tuple[dict[str, Any], bool]] = {
     "every part": ({}, True),
     "scores as they are": ({"rescale": False}, True),
     "no query embeddings": ({"embed_queries": None}, True),
-    "all anchor queries alike": ({"locality": float("inf")}, True),
     "no item embeddings": ({"embeddings": None}, True),
     "no first stage after the first round": ({}, False),
 }

@@ -13,6 +13,7 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.records import Item, Pair, Query
 
+_RUN_HERE = ("onnx", "torch", "sentence-transformers")
 _WITNESSES = ("onnx", "torch", "sentence-transformers", "http", "langchain", "rerankers", "pyterrier")
 
 
@@ -49,6 +50,11 @@ class ScorerCard:
         truth: their own order is the answer.
         """
         return self.backend in _WITNESSES
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is a model in this process, and not a service or a function that may ask one."""
+        return self.backend in _RUN_HERE
 
     @property
     def saturates(self) -> bool:

@@ -21,9 +21,9 @@ APPROXIMATORS = [
     GaussianModel(),
     GaussianModel(embeddings=EMBEDDINGS),
     GaussianModel(embeddings=EMBEDDINGS, embed_queries=embed_queries),
-    GaussianModel(embed_queries=embed_queries, locality=float("inf"), rescale=False),
+    GaussianModel(embed_queries=embed_queries, rescale=False),
     GaussianModel(noise=1e-5, rescale=False, centre=False),
-    GaussianModel(embeddings=(100 * EMBEDDINGS).astype(np.int8), embedding_weight=2.0),
+    GaussianModel(embeddings=(100 * EMBEDDINGS).astype(np.int8)),
 ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from adacur.arrays import FloatArray
+from adacur.model.constants import NOISE, embedding_share
 from adacur.model.features import Extraction, Features, query_kernel
 from adacur.model.rows import Allocate, ItemFactors, PackedRows, Storage, check_storage, in_memory
 
@@ -15,9 +16,7 @@ from adacur.model.rows import Allocate, ItemFactors, PackedRows, Storage, check_
 _LEADING = 4
 
 
-def compressed(
-    extraction: Extraction, *, rank: int, storage: Storage, embedding_share: float, allocate: Allocate = in_memory
-) -> Features:
+def compressed(extraction: Extraction, *, rank: int, storage: Storage, allocate: Allocate = in_memory) -> Features:
     """Features in `rank` columns more than embeddings have, packed as `storage`; all is read three times.
 
     The columns kept are those that matter most to queries like the anchor queries.
@@ -36,8 +35,10 @@ def compressed(
         start += len(rows)
     assert means is not None
     variance = squares / extraction.n_items / n_anchors
-    per_dimension = embedding_share and embedding_share * (variance or 1.0) / extraction.embedding_variance
-    root = np.eye(n_features) * np.sqrt(per_dimension or 1.0)
+    of_embeddings = extraction.embedding_variance
+    root = np.eye(n_features)
+    if of_embeddings:
+        root *= np.sqrt(embedding_share(n_anchors) * (variance or 1.0) / of_embeddings)
     root[:n_anchors, :n_anchors] = np.linalg.cholesky(_query_covariance(extraction) / n_anchors)
     factors = packed(
         lambda: (rows for _, _, rows in extraction.feature_blocks()),
@@ -59,7 +60,7 @@ def _query_covariance(extraction: Extraction) -> FloatArray:
         return directions
     # A query starts from the regression on the anchor queries, and then moves like any of them. Left out of the
     # regression, anchor query j would start from row j of `starts`.
-    starts = query_kernel(vectors, vectors) + extraction.query_noise * directions
+    starts = query_kernel(vectors, vectors) + NOISE * directions
     starts = starts * extraction.precisions - directions
     return np.asarray(directions + starts.T @ starts)
 

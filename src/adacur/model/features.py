@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from array_api_compat import array_namespace, device
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
+from adacur.model.constants import NOISE, QUERY_SCALE
 from adacur.model.on_device import moved
 from adacur.model.rows import (
     ROWS_PER_BLOCK,
@@ -32,15 +34,8 @@ from adacur.records import Query
 
 EmbedQueries = Callable[[Sequence[Query]], FloatArray]
 
-# The cosine distance at which the kernel of two queries falls by a factor of e.
-QUERY_SCALE = 0.2
-# More trust than this is rounded up to 1: no difference could be measured.
-_FULL_TRUST = 0.95
-# Trust in the means of a single anchor query, of which nothing can be measured.
-_TRUST_IN_ONE = 0.2
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Features:
     """Prior means and features of all items of an index, and the ids of its `anchors`.
 
@@ -65,32 +60,31 @@ class Features:
     recorded: Any = None
     trust: float = field(init=False)
     centre: float = field(init=False)
-    known_sums: dict[float, FloatArray] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         means = self.means
         # Without anchor queries all means are zero.
         spread = float(means.var(dtype=np.float64)) if self.anchors else 0.0
         n_others = len(self.anchors) - 1
-        trust = _TRUST_IN_ONE if n_others == 0 else 1.0
+        # Of a single anchor query's scores, nothing can be measured.
+        trust = 0.0 if n_others == 0 else 1.0
         if n_others > 0 and spread > 0:
             trust = max(0.0, 1 - self.variance / n_others / spread)
-        object.__setattr__(self, "trust", trust if trust < _FULL_TRUST else 1.0)
+        object.__setattr__(self, "trust", trust)
         object.__setattr__(self, "centre", float(means.mean(dtype=np.float64)) if self.anchors else 0.0)
 
-    def kernel(self, noise: float) -> FloatArray:
-        """K + noise I; the identity without vectors."""
+    def kernel(self) -> FloatArray:
+        """K + ρ I; the identity without vectors."""
         identity = np.eye(len(self.precisions))
         vectors = self.anchor_vectors
-        return identity if vectors is None else query_kernel(vectors, vectors) + noise * identity
+        return identity if vectors is None else query_kernel(vectors, vectors) + NOISE * identity
 
-    def sums(self, noise: float) -> FloatArray:
-        """The sums of the rows of (K + noise I)⁻¹, solved once; zeros without vectors."""
+    @cached_property
+    def sums(self) -> FloatArray:
+        """The sums of the rows of (K + ρ I)⁻¹; zeros without vectors."""
         if self.anchor_vectors is None:
             return np.zeros(len(self.precisions))
-        if noise not in self.known_sums:
-            self.known_sums[noise] = np.linalg.solve(self.kernel(noise), np.ones(len(self.precisions)))
-        return self.known_sums[noise]
+        return np.linalg.solve(self.kernel(), np.ones(len(self.precisions)))
 
     @property
     def learns_level(self) -> bool:
@@ -147,13 +141,11 @@ class Extraction:
         *,
         item_vectors: RowSource | None,
         embed_queries: EmbedQueries | None,
-        query_noise: float,
         rescale: bool,
         centre: bool,
     ) -> None:
         self._anchors = anchors
         self._centre = centre
-        self.query_noise = query_noise
         self._item_vectors = item_vectors
         self.n_items, n_anchors = len(anchors.items), len(anchors.anchor_queries)
         self._scale = ScoreScale.plain()
@@ -175,7 +167,7 @@ class Extraction:
         if self.query_vectors is not None:
             # Leaving each anchor query out of the regression, in closed form: residual = (K + ρ)⁻¹ y / diagonal.
             kernel = query_kernel(self.query_vectors, self.query_vectors)
-            inverse = np.linalg.inv(kernel + query_noise * np.eye(n_anchors))
+            inverse = np.linalg.inv(kernel + NOISE * np.eye(n_anchors))
             self.precisions = np.diag(inverse).copy()
             self._residual_weights = inverse / self.precisions[:, None]
 

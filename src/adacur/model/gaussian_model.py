@@ -32,15 +32,9 @@ from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
 from adacur.model.approximation import Posterior
 from adacur.model.compressed import compressed
+from adacur.model.constants import NOISE, QUERY_SCALE, embedding_share, locality
 from adacur.model.device_posterior import DevicePosterior
-from adacur.model.features import (
-    QUERY_SCALE,
-    EmbedQueries,
-    Extraction,
-    Features,
-    checked_embeddings,
-    unit_vectors,
-)
+from adacur.model.features import EmbedQueries, Extraction, Features, checked_embeddings, unit_vectors
 from adacur.model.left_out import LeaveOneOut
 from adacur.model.listed_features import ListedFeatures, room_for, stacked
 from adacur.model.posterior import Prior
@@ -57,17 +51,8 @@ Ranks = Sequence[Sequence[IntArray]]
 # Per query, what each of its words adds to the items that have it.
 Terms = Sequence[Sequence[Ranking]]
 
-# Settings were chosen at 500 anchor queries by replay; with fewer, each has to speak for more queries, and embeddings
-# for more items.
-_USUAL_ANCHORS = 500
-
-# Variance of a query's own level, which lifts all items alike, relative to that of an item's score.
-_LEVEL = 2.0
-# How many anchor queries show as much of how items vary together as embeddings do.
-_ANCHORS_LIKE_EMBEDDINGS = 15
 # Below this the system is singular as soon as two items are alike; predictions differ by less than float32 can tell.
 _LEAST_NOISE = 1e-10
-_LOCALITY = 0.07
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +68,8 @@ class GaussianModel:
     """Predict by the mean and covariance of the anchor queries' scores and, where given, embeddings.
 
     - `embeddings`: of the items, in the order of the index: an array, or rows that `compressed` reads a block at a
-      time; `embedding_weight` is their share of covariance relative to the anchor scores' (default: 1 at 500 anchor
-      queries, more with fewer; 0 for none).
-    - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them. `query_noise` regularises
-      the regression of anchor scores on them; `locality` is the temperature at which anchor queries count by their
-      likeness (default: .07 at 500 anchor queries, more with fewer; infinity for all alike).
+      time.
+    - `embed_queries`: the dual encoder's query vectors, as `Dense.embed_queries` gives them.
     - `noise` (λ): relative to the mean variance of an item's score.
     - `rescale=False` models scores as they are, `centre=False` leaves the mean out.
     - `features` (`compressed`, or read from a file) replace those computed from the scores of the index.
@@ -102,18 +84,15 @@ class GaussianModel:
         *,
         embeddings: FloatArray | RowSource | None = None,
         embed_queries: EmbedQueries | None = None,
-        noise: float = 0.3,
-        embedding_weight: float | None = None,
-        query_noise: float = 0.3,
-        locality: float | None = None,
+        noise: float = NOISE,
         rescale: bool = True,
         centre: bool = True,
         features: Features | None = None,
         slopes: RankSlopes | None = None,
         device: str | None = None,
     ) -> None:
-        if not query_noise > 0:
-            raise InputError(f"query_noise must be positive; got {query_noise}.")
+        if not noise >= 0:
+            raise InputError(f"noise must not be negative; got {noise}.")
         self._item_vectors: RowSource | None = None
         self.embeddings: FloatArray | None = None
         if embeddings is not None and hasattr(embeddings, "rows"):
@@ -122,8 +101,7 @@ class GaussianModel:
             self.embeddings = checked_embeddings(embeddings)
             self._item_vectors = PackedRows(self.embeddings)
         self.embed_queries = embed_queries
-        self.query_noise = query_noise
-        self._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
+        self.noise = noise
         self.slopes = slopes
         self.rescale = rescale
         self.centre = centre
@@ -132,18 +110,10 @@ class GaussianModel:
         self._extracted = _Extracted()
         self._together = False
 
-    def adjusted(
-        self,
-        *,
-        noise: float,
-        embedding_weight: float | None,
-        locality: float | None,
-        slopes: RankSlopes | None = None,
-    ) -> GaussianModel:
-        """The same model with other settings, sharing everything that depends on the index alone."""
+    def with_slopes(self, slopes: RankSlopes | None) -> GaussianModel:
+        """The same model with these slopes, sharing everything that depends on the index alone."""
         # A copy: searches come here each time, and a new model would check all embeddings.
         other = copy.copy(self)
-        other._set(noise=noise, embedding_weight=embedding_weight, locality=locality)
         other.slopes = slopes
         return other
 
@@ -153,26 +123,11 @@ class GaussianModel:
         other._together = True
         return other
 
-    def _set(self, *, noise: float, embedding_weight: float | None, locality: float | None) -> None:
-        if not noise >= 0:
-            raise InputError(f"noise must not be negative; got {noise}.")
-        if embedding_weight is not None and not embedding_weight >= 0:
-            raise InputError(f"embedding_weight must not be negative; got {embedding_weight}.")
-        if locality is not None and not locality > 0:
-            raise InputError(
-                f"locality must be positive; got {locality}. With float('inf') all anchor queries count alike."
-            )
-        self.noise = noise
-        self.embedding_weight = embedding_weight
-        self.locality = locality
-
     def __repr__(self) -> str:
         given = self._given
         has_embeddings = self._item_vectors is not None or (given is not None and given.embedding_variance > 0)
-        weight = "auto" if self.embedding_weight is None else self.embedding_weight
-        parts = [f"noise={self.noise}", f"embedding_weight={weight}" if has_embeddings else "no embeddings"]
-        if self.embed_queries is not None:
-            parts += [f"query_noise={self.query_noise}", f"locality={self.locality or 'auto'}"]
+        parts = [f"noise={self.noise}"]
+        parts += ["no embeddings"] * (not has_embeddings)
         parts += ["rescale=False"] * (not self.rescale) + ["centre=False"] * (not self.centre)
         if given is not None:
             parts.append("features: " + " + ".join(str(part.shape[1]) for part in given.factors.parts))
@@ -224,7 +179,7 @@ class GaussianModel:
             )
         features = self.features_of(anchors)
         vectors = features.anchor_vectors
-        kernel = features.kernel(self.query_noise)
+        kernel = features.kernel()
         inverse = np.linalg.inv(kernel)
         n_features = features.factors.n_features + 2
         left_out = [
@@ -248,8 +203,7 @@ class GaussianModel:
         if not anchors.anchor_queries:
             raise InputError("An index without anchor queries has no scores to compress. Add some first.")
         extraction = self.extraction(anchors)
-        share, _ = self._by_anchors(len(anchors.anchor_queries), extraction.embedding_variance)
-        return compressed(extraction, rank=rank, storage=storage, embedding_share=share, allocate=allocate)
+        return compressed(extraction, rank=rank, storage=storage, allocate=allocate)
 
     def features_of(self, anchors: AnchorScores) -> Features:
         """The features of this index: as given, or extracted once."""
@@ -269,7 +223,6 @@ class GaussianModel:
             anchors,
             item_vectors=self._item_vectors,
             embed_queries=self.embed_queries,
-            query_noise=self.query_noise,
             rescale=self.rescale,
             centre=self.centre,
         )
@@ -302,7 +255,7 @@ class GaussianModel:
         `room` is that for listed features; by default, what they need.
         """
         n_queries, n_anchors, n_features = len(listed), len(features.precisions), features.factors.n_features
-        share, locality = self._by_anchors(n_anchors, features.embedding_variance)
+        share = embedding_share(n_anchors) if features.embedding_variance else 0.0
         # An index whose scores never vary says nothing of scale; the embeddings then stand alone.
         variance = features.variance or 1.0
         usual = variance * (1 + share)
@@ -310,7 +263,7 @@ class GaussianModel:
         weights, variances = np.zeros((2, n_queries, n_features + 2))
         variances[:, n_anchors:-2] = share * variance / features.embedding_variance if share else 0.0
         variances[:, :n_anchors] = 1 / max(1, n_anchors - (left_out is not None))
-        variances[:, -1] = _LEVEL * variance if self.centre else 0.0
+        variances[:, -1] = usual if self.centre else 0.0
         trusts = np.full(n_queries, features.trust)
         if left_out is not None:
             variances[:, left_out.position] = 0.0
@@ -318,15 +271,14 @@ class GaussianModel:
             likeness = vectors @ features.anchor_vectors.T
             if left_out is not None:
                 likeness[:, left_out.position] = -np.inf
-            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality)
+            nearness = np.exp((likeness - likeness.max(axis=1, keepdims=True)) / locality(n_anchors))
             variances[:, :n_anchors] = nearness / nearness.sum(axis=1, keepdims=True)
             kernel = np.exp((likeness - 1) / QUERY_SCALE)
             precisions = features.precisions if left_out is None else left_out.precisions[:n_anchors]
             weights[:, :n_anchors] = kernel * precisions
-            if features.trust < 1:
-                # What the means lack, the regression makes up for, as far as it knows queries like this one.
-                sums = features.sums(self.query_noise) if left_out is None else left_out.sums
-                trusts += (1 - trusts) * np.clip(kernel @ sums, 0, 1)
+            # What the means lack, the regression makes up for, as far as it knows queries like this one.
+            sums = features.sums if left_out is None else left_out.sums
+            trusts += (1 - trusts) * np.clip(kernel @ sums, 0, 1)
         weights[:, -2], weights[:, -1] = trusts, (1 - trusts) * features.centre
         at, values, listed_weights, covariance = stacked(listed, room)
         # Where all anchor queries agree, ranks may be all that scores can vary by.
@@ -347,14 +299,6 @@ class GaussianModel:
             )
         terms = terms or [()] * n_queries
         return [self.slopes.features(lists, some) for lists, some in zip(ranks, terms, strict=True)]
-
-    def _by_anchors(self, n_anchors: int, embedding_variance: float) -> tuple[float, float]:
-        """The embeddings' share of covariance relative to the residuals', and the locality; more for few anchors."""
-        shortage = float(np.clip(_USUAL_ANCHORS / max(1, n_anchors), 1, 16))
-        share = 1 + _ANCHORS_LIKE_EMBEDDINGS / n_anchors if n_anchors else 1.0
-        if self.embedding_weight is not None:
-            share = self.embedding_weight
-        return share if embedding_variance else 0.0, self.locality or _LOCALITY * shortage**0.5
 
 
 def _placed(features: Features, device: str | None) -> Features:

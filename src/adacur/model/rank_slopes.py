@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.model.constants import ASSUMED_QUERIES, NOISE, SLOPE, SLOPE_DEVIATION
 from adacur.model.features import Features
 from adacur.model.listed_features import ListedFeatures
 from adacur.protocols import Ranking
@@ -26,16 +27,10 @@ SCORES_FOR_TERMS = 15
 _ALIKE = 10
 RISE: FloatArray = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANKS_THAT_COUNT)))
 
-# The prior of each stage's slope, which counts as this many anchor queries.
-_ASSUMED_QUERIES, _ASSUMED_MEAN, _ASSUMED_DEVIATION = 3, 0.5, 0.25
-# What a word adds to the score by words says nothing until a query's own scores tell whether it matters.
-_TERM_DEVIATION = 0.3
 # More anchor queries hardly change the estimate, and each costs a search of the first stage.
 MOST_QUERIES = 60
 # The order among a stage's best decides what is scored; items at random say where everything else lies.
 _BEST, _AT_RANDOM = 100, 1000
-# Regularises a query's slopes, so that a stage that found next to nothing for it does not matter.
-_RIDGE = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +48,7 @@ class RankSlopes:
     @classmethod
     def assumed(cls, n_stages: int) -> RankSlopes:
         """The prior, for stages that cannot be asked about the anchor queries."""
-        return cls(np.full(n_stages, _ASSUMED_MEAN), np.eye(n_stages) * _ASSUMED_DEVIATION**2)
+        return cls(np.full(n_stages, SLOPE), np.eye(n_stages) * SLOPE_DEVIATION**2)
 
     def features(self, lists: Sequence[IntArray], terms: Sequence[Ranking] = ()) -> ListedFeatures:
         """How high each stage ranks the items of a query; `lists` has per stage what it ranks, best first.
@@ -70,22 +65,22 @@ class RankSlopes:
         # Of an item that a stage names twice, the better rank counts.
         np.maximum.at(values, places * len(cut) + stages, steps)
         means = np.concatenate([self.means, np.zeros(len(terms))])
-        covariance = np.eye(len(cut)) * _TERM_DEVIATION**2
+        covariance = np.eye(len(cut)) * SLOPE_DEVIATION**2
         covariance[: len(lists), : len(lists)] = self.covariance
         return ListedFeatures(listed, values.reshape(len(listed), len(cut)), means, covariance)
 
     @classmethod
     def fitted(
-        cls, features: Features, columns: IntArray, lists: Sequence[Sequence[IntArray]], *, keys: KeyArray, ridge: float
+        cls, features: Features, columns: IntArray, lists: Sequence[Sequence[IntArray]], *, keys: KeyArray
     ) -> RankSlopes:
         """From the anchor queries in these columns, where `lists` are, per query, each stage's positions, best first.
 
-        Each is predicted by the others, of which there must be some; its slopes are fitted to the residuals. `ridge` is
-        the noise of the regression on query vectors, `keys` are the items' random keys.
+        Each is predicted by the others, of which there must be some; its slopes are fitted to the residuals. `keys`
+        are the items' random keys.
         """
         n_stages = len(lists[0])
         sample = np.sort(np.argsort(keys, kind="stable")[:_AT_RANDOM])
-        kernel, sums = features.kernel(ridge), features.sums(ridge)
+        kernel, sums = features.kernel(), features.sums
         squares, products = [], []
         for column, of_query in zip(columns.tolist(), lists, strict=True):
             best = np.unique(np.concatenate([some[:_BEST] for some in of_query]))
@@ -102,15 +97,16 @@ class RankSlopes:
         assumed = cls.assumed(n_stages)
         typical = np.diag(np.diag(np.mean(squares, axis=0))) + 1e-12 * np.eye(n_stages)
         means = np.linalg.solve(
-            np.sum(squares, axis=0) + _ASSUMED_QUERIES * typical,
-            np.sum(products, axis=0) + _ASSUMED_QUERIES * typical @ assumed.means,
+            np.sum(squares, axis=0) + ASSUMED_QUERIES * typical,
+            np.sum(products, axis=0) + ASSUMED_QUERIES * typical @ assumed.means,
         )
         away = [
-            np.linalg.solve(square + _RIDGE * typical, product - square @ means)
+            # Regularised, so that a stage that found next to nothing for a query does not matter.
+            np.linalg.solve(square + NOISE * typical, product - square @ means)
             for square, product in zip(squares, products, strict=True)
         ]
-        total = np.einsum("qi,qj->ij", away, away) + _ASSUMED_QUERIES * assumed.covariance
-        return cls(means, np.asarray(total / (len(away) + _ASSUMED_QUERIES)))
+        total = np.einsum("qi,qj->ij", away, away) + ASSUMED_QUERIES * assumed.covariance
+        return cls(means, np.asarray(total / (len(away) + ASSUMED_QUERIES)))
 
 
 def rises(lists: Sequence[IntArray], positions: IntArray) -> FloatArray:

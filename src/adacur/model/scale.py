@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
+from adacur.model.constants import FIRST_DEVIATION
 
 # Scores rarer than one in ten thousand are hardly told apart: there are few of them, and their order is chance.
 RAREST = 1e-4
 KNOTS = 4096
 _SAMPLE = 1_000_000
-# Of a first stage's best items, on the scale of rarities.
-FIRST_DEVIATION = 1.5
 # Scores that vary by less, relative to their height, are equal but for rounding.
 _EQUAL = 1e-12
 # Further from 0, a probability is 1 but for the rounding of its last digits.

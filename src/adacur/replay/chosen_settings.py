@@ -20,15 +20,12 @@ from adacur.search.tuned import Gain, GaussianSettings, Prediction, TriedFirst, 
 
 # In the order in which they are tried: what matters most, first.
 _QUICK: Mapping[str, tuple[Any, ...]] = {
-    "rounds": (5, 10),
+    "rounds": (None, 10),
     "first_batch": (None, 0.3),
 }
 _FULL: Mapping[str, tuple[Any, ...]] = {
     **_QUICK,
     "first_batch": (None, 0.3, 0.5),
-    "embedding_weight": (None, 0.5, 2.0),
-    "noise": (0.1, 0.3, 0.8),
-    "locality": (None, 0.15),
 }
 _RIVALS = ("adacur", "anncur", "rerank")
 _DRAWS = 20_000

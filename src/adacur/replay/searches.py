@@ -30,7 +30,7 @@ from adacur.search.plan import Plan
 from adacur.search.planning import SearchOptions, plan_search
 from adacur.search.rounds import search
 from adacur.search.stopping import FIRST_BATCH, NEVER, ROUNDS, Stop
-from adacur.search.tuned import GaussianSettings
+from adacur.search.tuned import USUAL_ROUNDS, GaussianSettings
 from adacur.seeds import item_keys, stream_key, uniform
 from adacur.store import AnchorTable, IndexFolder
 
@@ -323,14 +323,9 @@ def method_of(
 ) -> AdaCUR:
     """The method that searches with these settings of "gaussian" and this model."""
     return make(
-        rounds=settings.rounds,
+        rounds=settings.rounds or USUAL_ROUNDS,
         seed=seed,
-        approximator=model.adjusted(
-            noise=settings.noise,
-            embedding_weight=settings.embedding_weight,
-            locality=settings.locality,
-            slopes=slopes,
-        ),
+        approximator=model.with_slopes(slopes),
         first_batch=settings.first_batch,
     )
 

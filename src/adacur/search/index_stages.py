@@ -183,7 +183,7 @@ def learned_slopes(model: GaussianModel, anchors: AnchorScores, first: Placed) -
         )
         return assumed
     features = model.features_of(anchors)
-    return RankSlopes.fitted(features, columns, lists, keys=anchors.items.keys, ridge=model.query_noise)
+    return RankSlopes.fitted(features, columns, lists, keys=anchors.items.keys)
 
 
 class _ItemsAt:

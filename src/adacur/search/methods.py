@@ -19,7 +19,7 @@ from adacur.records import Pair
 from adacur.search.finish import Documents, FirstStageAlone, Floors
 from adacur.search.plan import KeepPredictions, Model, Plan
 from adacur.search.stopping import FIRST_BATCH, NEVER, ROUNDS, Effort, Stop, check_effort
-from adacur.search.tuned import default_settings
+from adacur.search.tuned import default_settings, usual_rounds
 from adacur.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Gaussian(_Checked):
 
     Options left at None are chosen for k, by `adacur.tune` where the index is tuned for about this k and budget.
 
-    - `rounds`: how many rounds the budget is spent in;
+    - `rounds`: how many rounds the budget is spent in; untuned, 10 where a model runs in this process, else 5;
     - `seed`: of the random draws;
     - `first_batch`: the first round's share of the budget;
     - `keep_predictions`: the predicted scores of all items in the trace: of the "last" round, or of "all".
@@ -107,21 +107,16 @@ class Gaussian(_Checked):
         names = ("rounds", "first_batch")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         settings = replace(settings, **given)
-        model = source.gaussian_model()
+        rounds = settings.rounds or usual_rounds(base.scorer.card)
         # Where a search starts is one question, what ranks say of scores another.
         first = source.ranked_by_all(base.first)
-        adjusted = model.adjusted(
-            noise=settings.noise,
-            embedding_weight=settings.embedding_weight,
-            locality=settings.locality,
-            slopes=source.rank_slopes(first),
-        )
+        model = source.gaussian_model().with_slopes(source.rank_slopes(first))
         return replace(
             base,
             first=first,
-            model=Model(source.anchors, adjusted, self.keep_predictions),
+            model=Model(source.anchors, model, self.keep_predictions),
             acquisition=TopK(),
-            sizes=partial(in_rounds, rounds=settings.rounds, first_batch=settings.first_batch),
+            sizes=partial(in_rounds, rounds=rounds, first_batch=settings.first_batch),
             seed=self.seed,
             notes={**base.notes, "tuned_for": (tuning.k, tuning.budget) if tuning else None},
         )

@@ -10,15 +10,17 @@ from typing import Any
 
 from adacur.data.stored import read_record, read_versioned, sealed_json
 from adacur.errors import DamagedIndex, InputError
+from adacur.protocols import ScorerCard
 from adacur.records import Query
 from adacur.search.stopping import EffortRule
 from adacur.store.database import digest_texts
 
 TUNED = "tuned.json"
 _TYPE = "adacur_tuned"
-_FORMAT = 3
+_FORMAT = 4
 # The methods that use what judgements choose: budget and fuse.
 JUDGED_METHODS = ("gaussian", "rerank")
+USUAL_ROUNDS = 5
 # A tuning serves searches whose k and budget are within this factor of its own.
 REACH = 2
 
@@ -31,15 +33,21 @@ class TuningWarning(UserWarning):
 class GaussianSettings:
     """How `method="gaussian"` predicts and spends.
 
-    `noise`, `embedding_weight` and `locality` are the approximator's (`GaussianModel`; None: by the number of anchor
-    queries). `first_batch` is the first round's share of the budget (None: as much as any other).
+    `rounds` are those that the budget is spent in (None: by what a call costs), `first_batch` is the first one's share
+    of it (None: as much as any other).
     """
 
-    rounds: int = 5
-    noise: float = 0.3
-    embedding_weight: float | None = None
-    locality: float | None = None
+    rounds: int | None = None
     first_batch: float | None = None
+
+
+def usual_rounds(card: ScorerCard) -> int:
+    """The rounds of searches where nothing names them: more find more, and each is a call that others wait for.
+
+    Twice as many where a model runs in this process: it loses nothing by smaller batches. Each call of a service is a
+    wait, and of a function nobody knows.
+    """
+    return 2 * USUAL_ROUNDS if card.runs_here else USUAL_ROUNDS
 
 
 def default_settings(k: int) -> GaussianSettings:
@@ -215,7 +223,7 @@ def _parsed(entry: Any) -> Tuning:
     if unknown := entry["settings"].keys() - asdict(settings).keys():
         raise ValueError(f"there is no setting {', '.join(map(repr, sorted(unknown)))}")
     numbers = asdict(settings) | {"n_queries": tuning.n_queries, "seed": tuning.seed}
-    counts = {"k": tuning.k, "budget": tuning.budget, "rounds": settings.rounds}
+    counts = {"k": tuning.k, "budget": tuning.budget, "rounds": settings.rounds or USUAL_ROUNDS}
     if judged is not None:
         numbers |= {"fuse": judged.fuse}
         counts |= {"largest": judged.largest, "judged queries": judged.n_queries}
@@ -223,8 +231,6 @@ def _parsed(entry: Any) -> Tuning:
         for name, value in values.items():
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value!r}, less than {least}")
-    if settings.locality == 0:
-        raise ValueError("locality is 0")
     if settings.first_batch is not None and not 0 < settings.first_batch < 1:
         raise ValueError(f"first_batch is {settings.first_batch}, not between 0 and 1")
     return tuning

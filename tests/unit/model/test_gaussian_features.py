@@ -78,7 +78,7 @@ def test_a_rank_of_nothing_is_refused() -> None:
 def test_a_repr_names_columns_and_device() -> None:
     features = gaussian().compressed(WORLD.index, rank=30)
     assert "features: 11 + 31" in repr(GaussianModel(features=features))
-    assert "embedding_weight=auto" in repr(GaussianModel(features=features))
+    assert "no embeddings" not in repr(GaussianModel(features=features))
 
 
 def test_a_search_on_a_device_scores_the_items_that_numpy_would() -> None:

@@ -104,7 +104,7 @@ def test_the_gaussian_leaves_an_anchor_query_out_as_if_it_had_never_been_there(
     rng = np.random.default_rng(3)
     world.anchor_scores[:] += popularity * rng.normal(size=len(world.items))
     vectors = {query.id: rng.normal(size=5) for query in world.anchors}
-    given = {"rescale": False, "embedding_weight": 1.0, "locality": 0.3, "centre": parts != "uncentred"}
+    given = {"rescale": False, "centre": parts != "uncentred"}
     if parts in ("embeddings", "both"):
         given["embeddings"] = world.item_embeddings
     if parts in ("queries", "both", "uncentred"):
@@ -372,10 +372,10 @@ def test_tunings_of_other_anchor_queries_are_left_aside_with_a_warning(make_worl
         (lambda _: "[]", "tuned.json"),
         (lambda text: text.replace("adacur_tuned", "cake"), "'cake'"),
         (lambda text: text.replace('"tunings"', '"cakes"'), "'tunings' is missing"),
-        (lambda text: text.replace('"noise": 0.', '"noise": -0.'), "noise is -0."),
-        (lambda text: text.replace('"format": 3', '"format": 2'), "format 2"),
+        (lambda text: text.replace('"first_batch": 0.', '"first_batch": -0.'), "first_batch is -0."),
+        (lambda text: text.replace('"format": 4', '"format": 2'), "format 2"),
         (lambda text: text.replace('"rounds": ', '"rounds": -'), "rounds is -"),
-        (lambda text: text.replace('"locality": null', '"locality": 0'), "locality is 0"),
+        (lambda text: text.replace('"first_batch": 0.5', '"first_batch": 1.5'), "first_batch is 1.5"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_refused_by_name_with_the_remedy(

@@ -95,7 +95,7 @@ class Service:
 def error(index: AnchorIndex, first: FirstStage, slopes: RankSlopes | None, *, told: int) -> float:
     """Of predictions of the test queries' scores, up to a constant per query, when the stage's best are scored."""
     lists = [[positions] for positions, _ in first.search(TEST, N_ITEMS)]
-    model = index.snapshot.gaussian_model().adjusted(noise=0.3, embedding_weight=None, locality=None, slopes=slopes)
+    model = index.snapshot.gaussian_model().with_slopes(slopes)
     state = model.begin(index.snapshot.anchors, TEST, lists)
     batches = [listed[:told] for (listed,) in lists]
     exact = SCORES[N_ANCHORS:]

@@ -24,7 +24,7 @@ __all__ = ["METHODS", "Answers", "Asked", "Method", "method"]
 # In the order in which a run lists them.
 _BUDGETED = ("budget", "first", "pool", "seed", "fuse")
 _PREDICTING = ("budget", "rounds", "anchors", "first", "first_share", "first_weight", "pool", "seed", "fuse")
-_KERNEL = ("noise", "embedding_weight", "query_noise", "locality", "rescale", "centre")
+_KERNEL = ("noise", "rescale", "centre")
 
 Settings = Mapping[str, Any]
 
