@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
+import adacur.model.constants as constants
 import adacur.model.features as features
 import adacur.model.gaussian_model as model
 import adacur.model.rank_slopes as slopes
@@ -35,14 +36,12 @@ BUDGETS = (50, 100, 200, 500)
 KS = (1, 10, 100)
 # name: the modules that hold it, the constant, and factors to try
 CONSTANTS: dict[str, tuple[tuple[Any, ...], str, tuple[float, ...]]] = {
-    "locality": ((model,), "_LOCALITY", (0.5, 2.0)),
-    "query scale": ((features, model), "QUERY_SCALE", (0.5, 2.0)),
-    "level": ((model,), "_LEVEL", (0.5, 2.0)),
-    "anchor queries like embeddings": ((model,), "_ANCHORS_LIKE_EMBEDDINGS", (1 / 3, 3.0)),
-    "slopes of words": ((slopes,), "_TERM_DEVIATION", (0.5, 2.0)),
+    "noise of regressions": ((features, slopes), "NOISE", (0.5, 2.0)),
+    "query scale": ((constants, features, model), "QUERY_SCALE", (0.5, 2.0)),
+    "slope": ((slopes,), "SLOPE", (0.5, 2.0)),
+    "deviation of slopes": ((slopes,), "SLOPE_DEVIATION", (0.5, 2.0)),
     "deviation of first scores": ((scale,), "FIRST_DEVIATION", (0.5, 2.0)),
-    "slopes assumed": ((slopes,), "_ASSUMED_MEAN", (0.5, 2.0)),
-    "queries assumed to have them": ((slopes,), "_ASSUMED_QUERIES", (1 / 3, 3.0)),
+    "queries assumed": ((constants, slopes), "ASSUMED_QUERIES", (1 / 3, 3.0)),
 }
 
 

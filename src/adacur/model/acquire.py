@@ -16,10 +16,6 @@ from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.errors import InputError
 from adacur.seeds import uniform
 
-# Predictions in float32 that differ by less, relative to their height, differ by how they were rounded.
-ROUNDING = 1e-6
-# After this many scores of a query, a first stage's weight of 1 is halved; larger weights fade sooner, smaller later.
-SCORES_THAT_TELL = 300
 # With fewer values a sample saves no time.
 _MANY = 100_000
 # A prime, so that what repeats in the order of the items does not repeat in the sample.

@@ -247,10 +247,9 @@ class _Batch:
         n = min(request.n + _SLACK, self.features.factors.n_items)
         if len(self.here) == 1 and self.features.recorded is not None and request.allowed is None:
             state, known_rows = self.here[0]
-            # No first stage raises predictions: they know its ranks.
-            recorded = self.features.recorded.best(self.features, state, n, np.empty(0, dtype=np.intp), 0.0)
+            recorded = self.features.recorded.best(self.features, state, n)
             if recorded is not None:
-                predicted, _, positions, rows = recorded
+                predicted, positions, rows = recorded
                 known_rows.expect(positions, rows)
                 return [_top_n(predicted, positions)]
         torch, device, solved = require("torch", extra="torch"), self.features.device_means.device, self._solved()

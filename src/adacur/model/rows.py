@@ -254,7 +254,7 @@ class ItemFactors:
         split = [stored[:, start:stop] for start, stop in itertools.pairwise(self._ends)]
         predicted: Any
         if len(weights) == 1 and isinstance(self.parts[0], PackedRows):
-            predicted = self._of_one([some[0] for some in split], _times(trusts[0], means))[None, :]
+            predicted = self._of_one([some[0] for some in split], means.dtype.type(trusts[0]) * means)[None, :]
         else:
             products = (part.products(some) for part, some in zip(self.parts, split, strict=True))
             predicted = next(products)
@@ -265,7 +265,7 @@ class ItemFactors:
             else:
                 # Row by row: all at once would take as much memory again.
                 for row, trust in zip(predicted, trusts, strict=True):
-                    row += _times(trust, means)
+                    row += means.dtype.type(trust) * means
         xp = array_namespace(predicted)
         predicted += xp.astype(constants, predicted.dtype)[:, None]
         return predicted
@@ -288,10 +288,6 @@ class ItemFactors:
         parts = [DeviceRows.of(part, device=device) for part in self.parts]
         mixing = None if self.mixing is None else moved(self.mixing, device)
         return ItemFactors(parts, moved(self.centre, device), mixing=mixing)
-
-
-def _times(trust: float, means: FloatArray) -> FloatArray:
-    return means if trust == 1 else means.dtype.type(trust) * means
 
 
 @functools.cache
