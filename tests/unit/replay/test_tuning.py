@@ -233,7 +233,7 @@ def test_the_prediction_does_not_gain_by_the_luck_of_the_choice() -> None:
     promised = [one.recall_of("gaussian").recall for one in tunings]
     # 100 means of 40 queries: a standard error of .0023.
     assert np.mean(promised) == pytest.approx(0.7, abs=0.005)
-    assert np.mean(lucky) > 0.72
+    assert np.mean(lucky) > 0.715
 
 
 def test_the_mean_over_as_many_new_queries_lies_in_the_interval_in_19_of_20_cases() -> None:
