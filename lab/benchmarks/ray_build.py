@@ -71,7 +71,7 @@ def begun(log: Path, block_items: int) -> list[tuple[int, str, int]]:
 
 
 def digest(folder: Path) -> str:
-    chunks = sorted((folder / "parts/built/scores.zarr/c").glob("*/0"), key=lambda chunk: int(chunk.parent.name))
+    chunks = sorted((folder / "parts/built/scores").glob("*.npy"), key=lambda chunk: int(chunk.stem))
     total = hashlib.blake2b(digest_size=16)
     for chunk in chunks:
         total.update(chunk.read_bytes())

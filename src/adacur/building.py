@@ -26,11 +26,21 @@ from adacur.search.at_rest import store_at_rest
 from adacur.search.finish import check_fuse
 from adacur.search.opening import open_folder
 from adacur.search.snapshot import Snapshot
-from adacur.store import Estimate, On, Origin, Progress, build_scores, build_status, estimate, is_finished
+from adacur.store import (
+    Estimate,
+    On,
+    Origin,
+    Progress,
+    build_scores,
+    build_status,
+    check_scorer,
+    estimate,
+    is_finished,
+)
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.blocks import check_dtype
+from adacur.store.executor import check_workers
 from adacur.store.folder import IndexFolder, pairs_done
-from adacur.store.workers import check_workers
 from adacur.store.writing import folder_at, locked
 
 _log = logging.getLogger("adacur.build")
@@ -187,8 +197,8 @@ def build(
         )
         if not queries and not was_finished:
             _log.info("%s", Estimate(len(folder.items), n_anchors=0, pairs=0, bytes=0).summary())
-    how: dict[str, Any] = {"check": was_finished, "built": not was_finished, "drift": report.drift}
-    index = open_folder(folder, scorer=opened, encoder=dual, **how)
+    drift = check_scorer(folder, opened) if was_finished else report.drift
+    index = open_folder(folder, scorer=opened, encoder=dual, drift=drift)
     # A build that was killed after its last score is finished, and yet to be tuned.
     if tune and not index.tunings:
         _tune_quickly(index, seed=seed)

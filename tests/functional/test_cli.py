@@ -139,7 +139,7 @@ def building(folder: Path, index: str, *, blocks: int, **extra: str) -> Iterator
     )
     try:
         give_up = time.monotonic() + 60
-        while len(list((folder / index).glob("parts/built/scores.zarr/c/*/0"))) < blocks:
+        while len(list((folder / index).glob("parts/built/scores/*.npy"))) < blocks:
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < give_up, "the build does not get on"
             time.sleep(0.02)
@@ -395,17 +395,17 @@ def test_a_folder_that_is_no_index_is_refused_and_left_alone(command: str, shop:
 
 def test_a_damaged_index_is_named_block_by_block(shop: Path, folder: Path) -> None:
     shutil.copytree(shop / "whole.adacur", folder / "i.adacur")
-    chunk = folder / "i.adacur" / "parts/built/scores.zarr" / "c" / "3" / "0"
+    chunk = folder / "i.adacur" / "parts/built/scores" / "3.npy"
     content = bytearray(chunk.read_bytes())
     content[5] ^= 1
     chunk.write_bytes(content)
-    (folder / "i.adacur" / "parts/built/scores.zarr" / "c" / "7" / "0").unlink()
+    (folder / "i.adacur" / "parts/built/scores" / "7.npy").unlink()
 
     verified = here("inspect", "i.adacur", "--verify", cwd=folder)
     assert verified.code == 1
     assert [line.split(":")[0] for line in verified.out.splitlines()] == [
-        "parts/built/scores.zarr/c/3/0",
-        "parts/built/scores.zarr/c/7/0",
+        "parts/built/scores/3.npy",
+        "parts/built/scores/7.npy",
     ]
     (report,) = here("inspect", "i.adacur", "--verify", "--json", cwd=folder).json()
     assert not report["ok"]

@@ -22,7 +22,6 @@ LIBRARIES = {
         "transformers",
         "onnxruntime",
         "tokenizers",
-        "zarr",
         "scipy",
         "typer",
     ),

@@ -63,7 +63,7 @@ PATHS = (
 )
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
 WATCHED = ("evil", "wiki", "antigravity", "this", "turtledemo")
-KINDS = ("source", "parts", "stale", "link") * 2 + ("encoder", "checksums", "zarr", "sqlite")
+KINDS = ("source", "parts", "stale", "link") * 2 + ("encoder", "checksums", "pickle", "sqlite")
 SEEN: list[str] = []
 ALLOWED: list[str] = []
 WATCHING = False
@@ -129,6 +129,13 @@ def _edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file.write_text(json.dumps(content))
 
 
+class _Evil:
+    """Imports a module where a pickle of it is read."""
+
+    def __reduce__(self) -> Any:
+        return __import__, ("evil",)
+
+
 def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
     """Do to a folder what an attacker would; what that was."""
 
@@ -146,7 +153,7 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
             "link",
             "encoder",
             "checksums",
-            "zarr",
+            "pickle",
             "sqlite",
         )
     )
@@ -188,13 +195,12 @@ def tamper(index: Path, sandbox: Path, rng: np.random.Generator) -> str:
         for file in index.rglob("checksums.json"):
             _edit(file, lambda content: content.update({name: "0"}))
         return f"checksum of {name}"
-    if kind == "zarr":
-        codec = one(("numcodecs.zstd", "gzip", "evil", "sharding_indexed", "antigravity", "zstd"))
-        for file in index.rglob("zarr.json"):
-            _edit(
-                file, lambda content: content.update(codecs=[{"name": "bytes"}, {"name": codec, "configuration": {}}])
-            )
-        return f"codec {codec}"
+    if kind == "pickle":
+        name = one(("0.npy", "places.npy", "keys.npy", "part0.npy"))
+        for file in index.rglob(name):
+            with file.open("wb") as stream:
+                np.lib.format.write_array(stream, np.array([_Evil()], dtype=object), allow_pickle=True)
+        return f"pickle in {name}"
     import sqlite3
 
     statement = one(

@@ -112,7 +112,7 @@ def test_a_mutated_file_gives_an_answer_or_an_error_of_ours(folders, name: str, 
     rng = np.random.default_rng(7)
     original = folders[name]
     files = json_files(original)
-    expected = {"manifest.json", "retriever.json", "params.index.json", "vocab.index.json", "zarr.json", "tuned.json"}
+    expected = {"manifest.json", "retriever.json", "params.index.json", "vocab.index.json", "tuned.json"}
     assert expected | {"relevance.json"} <= {file.name for file in files}
     raw: list[str] = []
     refused = 0

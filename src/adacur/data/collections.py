@@ -114,7 +114,7 @@ def mondo(*, cache: str | Path | None = None) -> JudgedCollection:
 
 
 def _unpacked(file: Path) -> dict[str, Any]:
-    # Zstandard is in the standard library from Python 3.14 on; zarr brings numcodecs to all of ours.
+    # Zstandard is in the standard library from Python 3.14 on.
     from numcodecs import Zstd  # type: ignore[import-untyped]
 
     try:

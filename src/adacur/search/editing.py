@@ -15,8 +15,8 @@ from adacur.search.index_stages import update_first_stages
 from adacur.search.snapshot import Snapshot
 from adacur.search.tuned import TUNED, read_tunings
 from adacur.store import Change, Edit, IndexFolder, On, check_scorer, editing, prune
+from adacur.store.executor import check_workers
 from adacur.store.model_file import is_compressed
-from adacur.store.workers import check_workers
 
 if TYPE_CHECKING:
     from adacur.search.index import AnchorIndex

@@ -65,16 +65,9 @@ def load(
     # A file that is not a log is refused before a search is paid for.
     search_log = named(SEARCH_LOG)(log) if isinstance(log, str | Path) else log
     opened = None if scorer is None else _open_as_built(scorer, folder.manifest.scorer)
-    dual = open_encoder(encoder)
-    return open_folder(
-        folder,
-        scorer=opened,
-        encoder=dual,
-        check=check,
-        device=device,
-        log=search_log,
-        allow_code=allow_code,
-    )
+    drift = None if opened is None or not check else check_scorer(folder, opened)
+    how: dict[str, Any] = {"check": check, "drift": drift, "device": device, "log": search_log}
+    return open_folder(folder, scorer=opened, encoder=open_encoder(encoder), allow_code=allow_code, **how)
 
 
 def open_folder(
@@ -82,16 +75,13 @@ def open_folder(
     *,
     scorer: Scorer | None,
     encoder: Any,
-    check: bool,
-    device: str | None = None,
-    built: bool = False,
-    log: SearchWatcher | None = None,
+    check: bool = True,
     drift: Drift | None = None,
+    device: str | None = None,
+    log: SearchWatcher | None = None,
     allow_code: bool = False,
 ) -> AnchorIndex:
-    """An index on an opened folder; `built` says that the scorer is the one that built it."""
-    if scorer is not None and check:
-        drift = check_scorer(folder, scorer)
+    """An index on an opened folder; `drift` was measured of the scorer that is given, unless without `check`."""
 
     def named_scorer(version: IndexFolder) -> tuple[Scorer, Drift | None]:
         return _named_scorer(version, check=check, allow_code=allow_code)
@@ -108,7 +98,7 @@ def open_folder(
         drift=drift,
         device=device,
         reopen=Reopen(scorer=named_scorer, first=first_stages),
-        recognised=check or built,
+        recognised=check,
         log=log,
     )
 

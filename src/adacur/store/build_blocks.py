@@ -19,6 +19,7 @@ from adacur.store.anchor_table import distinct_anchors
 from adacur.store.blocks import check_dtype
 from adacur.store.database import connect, read_texts
 from adacur.store.estimate import MOST_LOOKED_AT
+from adacur.store.executor import On, check_workers, connected_to
 from adacur.store.folder import BUILT, IndexFolder
 from adacur.store.items import StoredItems
 from adacur.store.manifest import (
@@ -35,7 +36,6 @@ from adacur.store.manifest import (
 from adacur.store.parts import Part, read_parts, write_places
 from adacur.store.progress import Progress
 from adacur.store.scored_parts import Scoring, begin_part, score_part, write_part
-from adacur.store.workers import On, check_workers, connected_to
 from adacur.store.writing import (
     LOCK,
     check_no_links,
@@ -44,7 +44,6 @@ from adacur.store.writing import (
     is_in_use,
     locked,
     made_whole,
-    remove_files,
     sync_path,
     write_atomically,
 )
@@ -185,7 +184,7 @@ def _begin(
         manifest = begin_part(folder / PARTS / BUILT, items, anchors, scorer=scoring.scorer.card, **given)
     except Exception:
         _clear(folder)
-        remove_files(folder, LOCK)
+        (folder / LOCK).unlink(missing_ok=True)
         if created:
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -33,8 +33,7 @@ _SCHEMA = (
     "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
     "metadata TEXT NOT NULL)",
     "CREATE TABLE anchors (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL)",
-    "CREATE TABLE blocks (block INTEGER PRIMARY KEY, digest TEXT NOT NULL, pairs INTEGER NOT NULL, "
-    "seconds REAL NOT NULL)",
+    "CREATE TABLE blocks (block INTEGER PRIMARY KEY, digest TEXT NOT NULL)",
 )
 
 
@@ -81,7 +80,7 @@ def damaged(folder: Path, what: str) -> DamagedIndex:
     """The error for a database that cannot be read."""
     return DamagedIndex(
         f"{folder / DATABASE} cannot be read: {what}. Restore it from a copy, and keep the folder: the scores lie in "
-        "scores.zarr, and `adacur inspect --verify` tells which of them are whole."
+        "scores, and `adacur inspect --verify` tells which of them are whole."
     )
 
 
@@ -164,9 +163,10 @@ def _count_documents(connection: sqlite3.Connection) -> int | None:
     return int(documents) if n_named else None
 
 
-def digest_recorded(connection: sqlite3.Connection) -> str:
-    """A digest of all scores of a part, by those of its finished blocks."""
-    return digest_texts(connection.execute("SELECT digest, '' FROM blocks ORDER BY block"))
+def recorded_blocks(connection: sqlite3.Connection, folder: Path) -> dict[int, str]:
+    """The digests of the blocks that are finished, in order."""
+    with reading(folder):
+        return dict(connection.execute("SELECT block, digest FROM blocks ORDER BY block").fetchall())
 
 
 def seal(connection: sqlite3.Connection) -> None:

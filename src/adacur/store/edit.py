@@ -19,11 +19,11 @@ from adacur.records import Item, Query, as_queries, check_item, check_texts, rep
 from adacur.scores import check_grid
 from adacur.store.anchor_table import distinct_anchors
 from adacur.store.database import digest_given, metadata_as_json
+from adacur.store.executor import On
 from adacur.store.folder import IndexFolder
 from adacur.store.manifest import Origin
 from adacur.store.new_version import NewVersion
 from adacur.store.versions import prune_locked
-from adacur.store.workers import On
 from adacur.store.writing import folder_at, full_disk_reported, locked
 
 _log = logging.getLogger("adacur.change")

@@ -17,7 +17,7 @@ from adacur.protocols import Items, Scorer
 from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
 from adacur.scorers.metered import count_tokens, counts_exactly, price_of, units_per_pair
-from adacur.store.workers import On, check_workers, connected_to, workers_and_speed
+from adacur.store.executor import On, check_workers, connected_to, workers_and_speed
 from adacur.units import duration, duration_range, megabytes, pace
 
 _SECONDS = 4.0

@@ -14,7 +14,7 @@ from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import DamagedIndex, IncompleteIndex
 from adacur.records import Query
 from adacur.store.blocks import ScoreBlocks
-from adacur.store.database import DATABASE, connect, read_texts, reading
+from adacur.store.database import DATABASE, connect, read_texts, recorded_blocks
 from adacur.store.items import PartItems, StoredItems
 from adacur.store.manifest import CONTINUE, MANIFEST, PARTS, Manifest, read_manifest
 from adacur.store.parts import Part, exact_cells, is_whole, live_blocks, read_parts
@@ -54,7 +54,7 @@ class IndexFolder:
             )
         home, manifest, held = hold_version(folder)
         if manifest.status != "complete":
-            done = _count(folder, "count(*)")
+            done = len(_finished(folder))
             raise IncompleteIndex(
                 f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
             )
@@ -103,22 +103,19 @@ class IndexFolder:
         with self._reading:
             if self._matrix is None:
                 dtype = np.promote_types(self.manifest.dtype, np.float32)
-                self.check_chunks()
+                # Missing or truncated scores are refused before memory is taken for all that the manifests count.
+                for part in self.parts:
+                    ScoreBlocks(part.folder, part.manifest).check_sizes()
                 matrix = np.empty((self.manifest.n_items, self.manifest.n_anchors), dtype=dtype)
                 for start, values in self.blocks():
                     matrix[start : start + len(values)] = values
                 self._matrix = matrix
             return self._matrix
 
-    def check_chunks(self) -> None:
-        """Refuse missing or truncated scores, before memory is allocated for all that the manifests count."""
-        for part in self.parts:
-            ScoreBlocks.open(part.folder, part.manifest).check_sizes()
-
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:
         """All scores as stored, block by block: the position of the first item, and (items, anchor queries)."""
         if is_whole(self.parts):
-            return iter(ScoreBlocks.open(self.parts[0].folder, self.parts[0].manifest))
+            return iter(ScoreBlocks(self.parts[0].folder, self.parts[0].manifest))
         return live_blocks(self.parts, n_items=self.manifest.n_items, n_anchors=self.manifest.n_anchors)
 
     def exact_cells(self) -> BoolArray | None:
@@ -163,14 +160,14 @@ def build_status(path: str | Path) -> str | None:
 
 def pairs_done(path: str | Path) -> int:
     """How many pairs a build that was begun in a folder has scored."""
-    return 0 if build_status(path) != "building" else _count(Path(path), "coalesce(sum(pairs), 0)")
+    return 0 if build_status(path) != "building" else read_manifest(Path(path)).pairs(_finished(Path(path)))
 
 
-def _count(index: Path, what: str) -> int:
-    """A number from the record of the blocks that a build has finished."""
+def _finished(index: Path) -> dict[int, str]:
+    """The blocks that a build has finished."""
     folder = index / PARTS / BUILT
-    with contextlib.closing(connect(folder)) as connection, reading(folder):
-        return int(connection.execute(f"SELECT {what} FROM blocks").fetchone()[0])
+    with contextlib.closing(connect(folder)) as connection:
+        return recorded_blocks(connection, folder)
 
 
 def _anchors_of(folder: Path) -> tuple[Query, ...]:

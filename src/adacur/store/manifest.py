@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from adacur.errors import NotAnIndex, OtherFormat
 from adacur.protocols import ScorerCard
 from adacur.store.writing import write_atomically
 
-FORMAT = 7
+FORMAT = 8
 MANIFEST = "manifest.json"
 VERSIONS = "versions"
 PARTS = "parts"
@@ -59,7 +59,7 @@ def _now() -> str:
 
 
 def _packages() -> dict[str, str]:
-    return {name: version(name) for name in ("adacur", "numpy", "zarr")} | {"python": platform.python_version()}
+    return {name: version(name) for name in ("adacur", "numpy")} | {"python": platform.python_version()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,10 @@ class Manifest:
     def block(self, number: int) -> range:
         """The positions of a block's items."""
         return range(number * self.block_items, min((number + 1) * self.block_items, self.n_items))
+
+    def pairs(self, blocks: Iterable[int]) -> int:
+        """How many scores there are in some blocks."""
+        return sum(len(self.block(number)) for number in blocks) * self.n_anchors
 
 
 @dataclass(frozen=True, slots=True)

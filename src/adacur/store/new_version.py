@@ -17,6 +17,7 @@ from adacur.errors import InputError
 from adacur.protocols import Items, Scorer
 from adacur.records import Item, Query
 from adacur.store.database import digest_texts
+from adacur.store.executor import On, connected_to
 from adacur.store.folder import IndexFolder
 from adacur.store.items import StoredItems
 from adacur.store.manifest import MANIFEST, PARTS, VERSIONS, Manifest, Probe, point_to, write_manifest
@@ -34,7 +35,6 @@ from adacur.store.probes import choose_probes, spread_probes
 from adacur.store.progress import Progress
 from adacur.store.scored_parts import Scoring, begin_part, score_part, write_part
 from adacur.store.versions import AT_HOME, link_files
-from adacur.store.workers import On, connected_to
 from adacur.store.writing import locked, made_whole, sync_path, sync_tree
 
 _FEWEST_PROBES = 16

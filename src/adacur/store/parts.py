@@ -166,7 +166,7 @@ class _PartScores:
         self._columns = np.flatnonzero(part.columns >= 0)
         self._places = part.columns[self._columns]
         self._height = part.manifest.block_items
-        self._blocks = ScoreBlocks.open(part.folder, part.manifest)
+        self._blocks = ScoreBlocks(part.folder, part.manifest)
         self._last: tuple[int, FloatArray] | None = None
 
     def fill(self, values: FloatArray, start: int) -> None:

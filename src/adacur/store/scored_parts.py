@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
-from adacur.errors import AdacurError, DamagedIndex, EmptyInput, ScorerError, ScorerFailed
+from adacur.errors import AdacurError, EmptyInput, ScorerError, ScorerFailed
 from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
-from adacur.store.blocks import ScoreBlocks, as_stored, digest_scores, largest_block, usual_block
-from adacur.store.database import connect, digest_recorded, load, seal
+from adacur.store.blocks import SCORES, ScoreBlocks, as_stored, digest_blocks, largest_block, usual_block
+from adacur.store.database import connect, load, seal
 from adacur.store.estimate import Estimate, count_cut
-from adacur.store.executor import WorkersLost
+from adacur.store.executor import On, WorkersLost, executor_for
 from adacur.store.manifest import Manifest, manifest_in, write_manifest
 from adacur.store.parts import EXACT
 from adacur.store.probes import Drift, choose_probes, compare_scores, same_scorer
 from adacur.store.progress import Progress
-from adacur.store.workers import On, executor_for
 from adacur.store.writing import digest_file, sync_path
 
 _log = logging.getLogger("adacur.build")
@@ -45,15 +43,7 @@ class _Block:
     items: list[Item]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """Scores as they are stored, (items, anchor queries), and the seconds of work in them."""
-
-    values: FloatArray
-    seconds: float
-
-
-_ScoreBlock = Callable[[_Block], _Scored]
+_ScoreBlock = Callable[[_Block], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +82,7 @@ def begin_part(
     size = min(n_items, block_items or usual_block(n_items, len(anchors), dtype))
     about: dict[str, Any] = loaded | {"brings_items": there is None, "brings_anchors": brings_anchors} | facts
     manifest = Manifest("building", n_items, len(anchors), dtype, size, **about)  # type: ignore[arg-type]
-    ScoreBlocks.create(part, manifest)
+    (part / SCORES).mkdir()
     write_manifest(part, manifest)
     sync_path(part.parent)
     return manifest
@@ -117,12 +107,12 @@ def write_part(
         np.save(part / EXACT, exact)
         sync_path(part / EXACT)
         manifest = replace(manifest, exact=digest_file(part / EXACT))
-    blocks = ScoreBlocks.open(part, manifest, writable=True)
     with contextlib.closing(connect(part, writable=True)) as connection:
+        blocks = ScoreBlocks(part, manifest, connection)
         for number in range(manifest.n_blocks):
             some = manifest.block(number)
-            _store(blocks, connection, number, _Scored(rows(some.start, some.stop), 0))
-    return _seal(blocks, manifest, exact=exact)
+            blocks.write(number, rows(some.start, some.stop))
+        return _seal(blocks, connection, exact=exact)
 
 
 def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: Items) -> Manifest:
@@ -130,38 +120,33 @@ def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: It
     manifest = manifest_in(part)
     if manifest.status == "complete":
         return manifest
-    blocks = ScoreBlocks.open(part, manifest, writable=True)
     with contextlib.closing(connect(part, writable=True)) as connection:
+        blocks = ScoreBlocks(part, manifest, connection)
         # A name proves little where there are no weights to compare.
-        if not same_scorer(manifest.scorer, scoring.scorer.card):
-            scoring.progress.drift = _recognise(blocks, connection, anchors, items, scoring.scorer)
-        _score_blocks(blocks, connection, scoring, anchors, items)
-    return _seal(blocks, manifest, cut=count_cut(scoring.scorer, anchors, items) if manifest.brings_items else None)
+        if blocks.finished and not same_scorer(manifest.scorer, scoring.scorer.card):
+            scoring.progress.drift = _recognise(blocks, anchors, items, scoring.scorer)
+        _score_blocks(blocks, scoring, anchors, items)
+        cut = count_cut(scoring.scorer, anchors, items) if manifest.brings_items else None
+        return _seal(blocks, connection, cut=cut)
 
 
-def _seal(blocks: ScoreBlocks, manifest: Manifest, *, exact: BoolArray | None = None, **facts: Any) -> Manifest:
+def _seal(
+    blocks: ScoreBlocks, connection: sqlite3.Connection, *, exact: BoolArray | None = None, **facts: Any
+) -> Manifest:
     """Read all scores once more, choose those by which the scorer is recognised, and write the manifest."""
-    with contextlib.closing(connect(blocks.folder, writable=True)) as connection:
-        written = (
-            (manifest.block(block).start, _read_back(blocks, connection, block)) for block in range(manifest.n_blocks)
-        )
-        probes = choose_probes(written, seed=manifest.seed, exact=exact)
-        digest = digest_recorded(connection)
-        seal(connection)
+    probes = choose_probes(blocks, seed=blocks.manifest.seed, exact=exact)
+    seal(connection)
     blocks.tidy()
-    manifest = replace(manifest, status="complete", probes=probes, scores_digest=digest, **facts)
+    facts |= {"probes": probes, "scores_digest": digest_blocks(blocks.finished)}
+    manifest = replace(blocks.manifest, status="complete", **facts)
     write_manifest(blocks.folder, manifest)
     return manifest
 
 
-def _recognise(
-    blocks: ScoreBlocks, connection: sqlite3.Connection, anchors: Sequence[Query], items: Items, scorer: Scorer
-) -> Drift | None:
+def _recognise(blocks: ScoreBlocks, anchors: Sequence[Query], items: Items, scorer: Scorer) -> Drift:
     """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
-    finished = connection.execute("SELECT min(block) FROM blocks").fetchone()[0]
-    if finished is None:
-        return None
-    values, some = _read_back(blocks, connection, finished), items.at(blocks.manifest.block(finished))
+    finished = min(blocks.finished)
+    values, some = blocks.read(finished), items.at(blocks.manifest.block(finished))
     rows, columns = (np.linspace(0, n - 1, _PAIRS_TO_RECOGNISE).astype(int) for n in (len(some), len(anchors)))
     rows, columns = np.unique([rows, columns], axis=1)
     pairs = [(anchors[column], some[row]) for row, column in zip(rows, columns, strict=True)]
@@ -169,12 +154,10 @@ def _recognise(
 
 
 def _scoring(scorer: Scorer, *, anchors: Sequence[Query], dtype: str) -> _ScoreBlock:
-    def score(block: _Block) -> _Scored:
-        started = time.perf_counter()
+    def score(block: _Block) -> FloatArray:
         scores = score_grid(scorer, anchors, block.items)
-        seconds = time.perf_counter() - started
         values = as_stored(scores, dtype, lambda at: (anchors[at[0]], block.items[at[1]]))
-        return _Scored(np.ascontiguousarray(values.T), seconds)
+        return np.ascontiguousarray(values.T)
 
     return score
 
@@ -202,24 +185,17 @@ def comparable(card: ScorerCard) -> ScorerCard:
     return replace(card, source=None, arithmetic=card.arithmetic if card.saturates else None)
 
 
-def _score_blocks(
-    blocks: ScoreBlocks,
-    connection: sqlite3.Connection,
-    scoring: Scoring,
-    anchors: Sequence[Query],
-    items: Items,
-) -> None:
+def _score_blocks(blocks: ScoreBlocks, scoring: Scoring, anchors: Sequence[Query], items: Items) -> None:
     """Read the next block and write the last one while a block is scored.
 
     The scorer runs in this thread, or in other processes; reading and writing each have a thread of their own. Only one
     finished block may wait to be written.
     """
     manifest, progress = blocks.manifest, scoring.progress
-    done = {block for (block,) in connection.execute("SELECT block FROM blocks")}
-    left = [block for block in range(manifest.n_blocks) if block not in done]
+    done = len(blocks.finished)
+    left = [block for block in range(manifest.n_blocks) if block not in blocks.finished]
     pairs = manifest.n_items * manifest.n_anchors
-    pairs_done = sum(len(manifest.block(block)) for block in done) * manifest.n_anchors
-    progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=len(done), pairs_done=pairs_done)
+    progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=done, pairs_done=manifest.pairs(blocks.finished))
     if not left:
         return
     if not done:
@@ -230,9 +206,9 @@ def _score_blocks(
     here = _scoring(scoring.scorer, **what)
     executor = executor_for(scoring.executor, scoring.scorer, here=here, elsewhere=there, blocks_left=len(left))
 
-    def store(block: int, scored: _Scored) -> None:
-        _store(blocks, connection, block, scored)
-        progress.add_block(scored.values.size, workers=executor.workers)
+    def store(block: int, scores: FloatArray) -> None:
+        blocks.write(block, scores)
+        progress.add_block(scores.size, workers=executor.workers)
 
     # However this ends, the executor is stopped first and what was scored is then still written.
     with (
@@ -241,10 +217,10 @@ def _score_blocks(
     ):
         writing: Future[None] | None = None
         try:
-            for block, scored in scored_blocks:
-                last, writing = writing, writer.submit(store, block.number, scored)
+            for block, scores in scored_blocks:
+                last, writing = writing, writer.submit(store, block.number, scores)
                 # Names that live on into the next turn would keep a block in memory for nothing.
-                del block, scored
+                del block, scores
                 if last is not None:
                     last.result()
         except WorkersLost as error:
@@ -255,20 +231,3 @@ def _score_blocks(
             raise
         if writing is not None:
             writing.result()
-
-
-def _store(blocks: ScoreBlocks, connection: sqlite3.Connection, block: int, scored: _Scored) -> None:
-    blocks.write(block, scored.values)
-    # The record comes after the chunk is on the disk: a chunk without a record is scored again, never trusted.
-    record = (block, digest_scores(scored.values), scored.values.size, scored.seconds)
-    connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", record)
-
-
-def _read_back(blocks: ScoreBlocks, connection: sqlite3.Connection, block: int) -> FloatArray:
-    """The scores of a finished block; one that is damaged is finished no more."""
-    digest = connection.execute("SELECT digest FROM blocks WHERE block = ?", (block,)).fetchone()[0]
-    try:
-        return blocks.read(block, digest=digest)
-    except DamagedIndex:
-        connection.execute("DELETE FROM blocks WHERE block = ?", (block,))
-        raise

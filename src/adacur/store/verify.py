@@ -13,15 +13,15 @@ import numpy as np
 from adacur.data.stored import check_seal
 from adacur.errors import AdacurError
 from adacur.seeds import item_keys
-from adacur.store.blocks import SCORES, ScoreBlocks, digest_scores
+from adacur.store.blocks import ScoreBlocks, digest_blocks
 from adacur.store.database import (
     DATABASE,
     KEYS,
     connect,
-    digest_recorded,
     digest_texts,
     every_id,
     read_texts,
+    recorded_blocks,
 )
 from adacur.store.folder import first_stage_folders
 from adacur.store.items import StoredItems
@@ -79,9 +79,8 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     for folder in (index / PARTS / name for name in dict.fromkeys(manifest.parts)):
         with _noted(found, folder / MANIFEST):
             part = manifest_in(folder)
-            recorded = _check_database(folder, part, found)
-            _check_blocks(folder, part, recorded, found)
-            checked, blocks = checked + len(recorded), blocks + part.n_blocks
+            blocks += part.n_blocks
+            checked += _check_blocks(folder, part, _check_database(folder, part, found), found)
     stages = {folder.name: folder for folder in first_stage_folders(home)}
     for folder in (*stages.values(), home / MODEL):
         if folder.exists():
@@ -118,15 +117,14 @@ def _check_digest(file: Path, digest: str | None, found: list[_Found]) -> None:
             found.append((file, "its content is not what was written", None))
 
 
-def _check_database(folder: Path, manifest: Manifest, found: list[_Found]) -> dict[int, tuple[str, int]]:
-    """Check the texts and the keys of items; the digests and pairs that are recorded of finished blocks."""
+def _check_database(folder: Path, manifest: Manifest, found: list[_Found]) -> dict[int, str]:
+    """Check the texts and the keys of items; the digests of finished blocks."""
     file = folder / DATABASE
-    recorded: dict[int, tuple[str, int]] = {}
+    recorded: dict[int, str] = {}
     with _noted(found, file), contextlib.closing(connect(folder)) as connection:
         wrong = [str(what) for (what,) in connection.execute("PRAGMA integrity_check(10)") if what != "ok"]
         found += ((file, what, None) for what in wrong)
-        for block, digest, pairs in connection.execute("SELECT block, digest, pairs FROM blocks ORDER BY block"):
-            recorded[int(block)] = (str(digest), int(pairs))
+        recorded = recorded_blocks(connection, folder)
         for table, count, digest in (
             ("items", manifest.n_items * manifest.brings_items, manifest.items_digest),
             ("anchors", manifest.n_anchors * manifest.brings_anchors, manifest.anchors_digest),
@@ -139,38 +137,30 @@ def _check_database(folder: Path, manifest: Manifest, found: list[_Found]) -> di
         metadata = read_texts(connection, "items", folder=folder, column="metadata")
         if manifest.metadata_digest not in (None, digest_texts(metadata)):
             found.append((file, "the metadata of an item are not those that were stored", None))
-        if manifest.scores_digest not in (None, digest_recorded(connection)):
+        if manifest.scores_digest not in (None, digest_blocks(recorded)):
             found.append((file, "the digests of its blocks are not those that were recorded", None))
         if not np.array_equal(StoredItems(folder, keep_open=False).keys, item_keys(every_id(connection, folder))):
             found.append((folder / KEYS, "they are not the keys of its items", None))
     return recorded
 
 
-def _check_blocks(
-    folder: Path, manifest: Manifest, recorded: Mapping[int, tuple[str, int]], found: list[_Found]
-) -> None:
-    """Check the scores of recorded blocks, which the database bounds, whatever the manifest counts."""
+def _check_blocks(folder: Path, manifest: Manifest, recorded: Mapping[int, str], found: list[_Found]) -> int:
+    """Check the scores of recorded blocks, which the database bounds, whatever the manifest counts; how many."""
     if manifest.status == "complete" and len(recorded) != manifest.n_blocks:
         found.append((folder / DATABASE, f"it records {len(recorded)} finished blocks of {manifest.n_blocks}", None))
     if manifest.exact is not None:
         _check_digest(folder / EXACT, manifest.exact, found)
-    blocks = None
-    with _noted(found, folder / SCORES / "zarr.json"):
-        blocks = ScoreBlocks.open(folder, manifest)
-    for block, (digest, pairs) in recorded.items() if blocks else ():
+    if not recorded:
+        return 0
+    blocks = ScoreBlocks(folder, manifest)
+    for block in recorded:
         if not 0 <= block < manifest.n_blocks:
             found.append((folder / DATABASE, f"it records block {block} of {manifest.n_blocks}", None))
             continue
-        file = folder / blocks.chunk(block)
-        with _noted(found, file, block):
-            values = blocks.read(block)
-            if pairs != values.size:
-                what = f"block {block} is recorded with {pairs} pairs and has {values.size}"
-                found.append((folder / DATABASE, what, block))
-            if digest != digest_scores(values):
-                found.append((file, f"the scores of block {block} are not those that were recorded", block))
-            rows = manifest.block(block)
+        with _noted(found, blocks.file(block), block):
+            values, rows = blocks.read(block), manifest.block(block)
             for probe in (probe for probe in manifest.probes if probe.item in rows):
                 if values[probe.item - rows.start, probe.anchor] != probe.score:
                     what = f"the remembered score of item {probe.item} is not the stored one"
                     found.append((folder / MANIFEST, what, block))
+    return len(recorded)

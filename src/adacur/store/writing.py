@@ -38,7 +38,7 @@ def folder_at(path: str | Path) -> Path:
     return Path(path)
 
 
-def write_atomically(file: Path, content: str | bytes) -> None:
+def write_atomically(file: Path, content: str | bytes | memoryview) -> None:
     """Write a file so that a crash leaves the old one or the new one, never half of it."""
     partial = file.with_name(f"{file.name}.partial")
     try:
@@ -103,12 +103,6 @@ def remove_unfinished(home: Path, name: str) -> None:
     """Remove what an interrupted `made_whole` left of a folder of this name: it may be as large as the folder."""
     for left_over in home.glob(f".{name}.*.unfinished"):
         shutil.rmtree(left_over)
-
-
-def remove_files(folder: Path, *names: str) -> None:
-    """Remove files of a folder, those that are there."""
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from adacur.protocols import Reopening
 from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer
 from adacur.store import IndexFolder, Progress, build_scores, estimate, verify
-from adacur.store.workers import workers_and_speed
+from adacur.store.executor import workers_and_speed
 
 ITEMS = [Item(f"i{number}", f"text {number}") for number in range(240)]
 ANCHORS = [Query(f"a{number}", "x" * (number + 1)) for number in range(8)]
@@ -68,7 +68,7 @@ def build(path: Path, scorer=None, **options) -> IndexFolder:
 
 
 def chunks(folder: Path) -> list[bytes]:
-    return [file.read_bytes() for file in sorted((folder / "parts/built/scores.zarr" / "c").glob("*/0"))]
+    return [file.read_bytes() for file in sorted((folder / "parts/built/scores").glob("*.npy"))]
 
 
 @pytest.fixture(scope="module")

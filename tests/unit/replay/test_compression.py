@@ -71,7 +71,7 @@ def compress(path, **options):
 
 def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
     compress(path, rank=80, storage="float32")
-    shutil.rmtree(path / "parts/built/scores.zarr")
+    shutil.rmtree(path / "parts/built/scores")
     with opened(path) as index:
         assert "features: 92" in str(index.search(WORLD.test[0], 10, budget=60).trace.settings["approximator"])
         hits = index.search(WORLD.test, 10, budget=60)

@@ -67,7 +67,7 @@ def test_searches_find_the_same_with_and_without_a_stored_model(tmp_path: Path, 
 
 def test_a_stored_model_is_searched_without_the_scores(path: Path) -> None:
     before = answers(path)
-    shutil.rmtree(path / "parts/built/scores.zarr")
+    shutil.rmtree(path / "parts/built/scores")
     assert answers(path) == before
 
 

@@ -193,7 +193,7 @@ def test_a_build_that_stopped_goes_on(tmp_path) -> None:
 
 def test_a_folder_that_lost_its_items_is_damaged(path) -> None:
     (path / "index.sqlite").unlink(missing_ok=True)
-    shutil.rmtree(path / "parts/built/scores.zarr")
+    shutil.rmtree(path / "parts/built/scores")
     assert not adacur.store.verify(path).ok
 
 

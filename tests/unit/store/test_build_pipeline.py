@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from adacur.errors import IncompleteIndex, ScorerFailed, StorageFull
 from adacur.records import Item, Query
 from adacur.store import IndexFolder, verify
-from adacur.store import scored_parts as building
 from adacur.store.blocks import ScoreBlocks
 from adacur.store.estimate import time_scorer
 from adacur.store.items import StoredItems
@@ -73,30 +70,6 @@ def test_the_scorer_is_asked_in_the_thread_that_builds(known, tmp_path) -> None:
     threads = set()
     known.build(tmp_path / "index", scorer=Watched(known.scorer, lambda _: threads.add(threading.get_ident())))
     assert threads == {threading.get_ident()}
-
-
-def test_only_a_few_blocks_are_in_memory_however_slow_the_disk(known, tmp_path, monkeypatch) -> None:
-    write = ScoreBlocks.write
-    alive: list[tuple[int, ...]] = []
-    # A count holds what it counts; two at a time would count each other.
-    counting = threading.Lock()
-
-    def count(_=None) -> None:
-        with counting:
-            kinds = [type(one) for one in gc.get_objects()]
-            alive.append((kinds.count(building._Block), kinds.count(building._Scored)))
-
-    def write_slowly(self, block, values) -> None:
-        time.sleep(0.02)
-        count()
-        write(self, block, values)
-
-    monkeypatch.setattr(ScoreBlocks, "write", write_slowly)
-    known.build(tmp_path / "index", block_items=6, scorer=Watched(known.scorer, count))
-    blocks, scored = (max(column) for column in zip(*alive, strict=True))
-    # One is read and one is scored, or has just been; one is written and one waits for that.
-    assert blocks <= 3
-    assert scored <= 2, alive
 
 
 # --- what goes wrong

@@ -5,7 +5,6 @@ import pytest
 from adacur.errors import EmptyInput, InputError, ScorerFailed
 from adacur.records import Item, Query
 from adacur.scorers.function import FunctionScorer
-from adacur.scorers.metered import Metered
 from adacur.store import estimate
 from adacur.store.estimate import Pace, time_scorer
 
@@ -54,11 +53,6 @@ def test_loading_the_model_is_not_taken_for_scoring(clock) -> None:
     items = [Item(f"i{position}", "text") for position in range(8)]
     timing = time_scorer(items, [Query("a", "text")], scorer=FunctionScorer(score), seconds=0.4)
     assert timing.mean > 100 / 0.3
-
-
-def test_one_item_and_one_query_are_enough() -> None:
-    scorer = Metered(FunctionScorer(lambda pairs: [1.0] * len(pairs), name="one"))
-    assert time_scorer([Item("i", "text")], [Query("a", "text")], scorer=scorer).mean > 0
 
 
 @pytest.mark.parametrize("most_calls", [2, 3, 7, 100])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import sqlite3
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 from adacur.errors import DamagedIndex, IncompleteIndex, IndexFolderError, IndexLocked, ScorerFailed
-from adacur.scorers import FunctionScorer
 from adacur.scorers.known import MatrixScorer
 from adacur.store import IndexFolder, verify
 from adacur.store.folder import pairs_done
@@ -136,7 +134,7 @@ def test_a_database_that_is_written_to_is_not_called_damaged(known, tmp_path, mo
 
 
 def test_a_damaged_block_of_an_unfinished_build_is_scored_again_and_no_other(known, begun) -> None:
-    chunk = begun / "parts/built/scores.zarr" / "c" / "0" / "0"
+    chunk = begun / "parts/built/scores" / "0.npy"
     chunk.write_bytes(chunk.read_bytes()[:-9] + bytes(9))
     rest = Tires(known.anchors, known.items, known.scores)
     # Four that were not yet scored, and this one.
@@ -145,30 +143,3 @@ def test_a_damaged_block_of_an_unfinished_build_is_scored_again_and_no_other(kno
         known.build(begun, scorer=rest)
     assert np.array_equal(known.build(begun, scorer=rest).matrix, known.scores.T)
     assert rest.grids == 0
-
-
-def test_a_damaged_block_by_which_a_function_is_recognised_is_scored_again(known, tmp_path) -> None:
-    scored: list[int] = []
-
-    def function(pairs):
-        if sum(scored) > 200:
-            raise ValueError("tired")
-        scored.append(len(pairs))
-        return [len(query) * float(item.split()[-1]) for query, item in pairs]
-
-    build = functools.partial(known.build, tmp_path / "index", scorer=FunctionScorer(function, name="lengths"))
-    with pytest.raises(ScorerFailed):
-        build()
-    chunk = tmp_path / "index" / "parts/built/scores.zarr" / "c" / "0" / "0"
-    chunk.write_bytes(bytes(10))
-    scored.clear()
-    with pytest.raises(DamagedIndex):
-        build()
-    assert sum(scored) == 0
-    with pytest.raises(ScorerFailed):
-        build()
-    while not verify(tmp_path / "index").complete:
-        scored.clear()
-        with contextlib.suppress(ScorerFailed):
-            build()
-    assert build().matrix[17].tolist() == [17.0 * len(anchor.text) for anchor in known.anchors]

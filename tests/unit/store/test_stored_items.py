@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adacur.errors import DamagedIndex, InputError, UnknownName
-from adacur.records import Item, ItemList, Query
+from adacur.records import Item, Query
 from adacur.seeds import item_keys
 from adacur.store import AnchorTable, IndexFolder, save_table
 from adacur.store.database import metadata_as_json, metadata_of
@@ -68,13 +68,6 @@ def test_texts_and_ids_of_every_kind_survive(tmp_path, text) -> None:
     assert folder.items.at([0]) == items
     assert folder.items.positions([text]).tolist() == [0]
     assert folder.anchor_queries == (Query("a", text),)
-
-
-def test_items_in_memory_and_on_disk_answer_alike(stored, known) -> None:
-    memory = ItemList(known.items)
-    assert stored.at(range(53)) == memory.at(range(53))
-    assert tuple(stored.ids) == tuple(memory.ids)
-    assert stored.keys.tolist() == memory.keys.tolist()
 
 
 def test_a_database_that_is_none_is_damage(known, tmp_path) -> None:

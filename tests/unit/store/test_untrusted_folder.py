@@ -173,7 +173,7 @@ def test_only_files_of_the_index_are_packed(path: Path) -> None:
     (path / "notes").mkdir()
     (path / "notes" / "private.txt").write_text("private")
     names = version_files(path, IndexFolder.open(path).home)
-    assert {"manifest.json", "parts/built/items.sqlite", "parts/built/scores.zarr/zarr.json"} <= set(names)
+    assert {"manifest.json", "parts/built/items.sqlite", "parts/built/scores/0.npy"} <= set(names)
     assert not [name for name in names if "evil" in name or "notes" in name]
 
 
@@ -214,10 +214,8 @@ def test_a_database_of_other_shapes_is_one_clear_error(path: Path, statements: l
 
 @pytest.mark.parametrize("n_items", [10**12, 10**18, 2**63])
 def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(path: Path, n_items: int) -> None:
-    for file in (current(path) / "manifest.json", path / "parts/built/scores.zarr" / "zarr.json"):
-        content = json.loads(file.read_bytes())
-        content["shape" if "shape" in content else "n_items"] = [n_items, 4] if "shape" in content else n_items
-        file.write_text(json.dumps(content))
+    for folder in (current(path), path / "parts/built"):
+        edited(folder / "manifest.json", n_items=n_items)
     with contextlib.suppress(sqlite3.Error, OverflowError):
         changed_database(path, f"UPDATE items SET position = {n_items - 1} WHERE position = 11")
     with pytest.raises(AdacurError), adacur.load(path, scorer=score) as index:
@@ -225,18 +223,20 @@ def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(path: Path, n
 
 
 def test_scores_cut_short_are_told_before_memory_is_taken_for_them(path: Path) -> None:
-    chunk = path / "parts/built/scores.zarr" / "c" / "0" / "0"
+    chunk = path / "parts/built/scores" / "0.npy"
     chunk.write_bytes(chunk.read_bytes()[:8])
     with pytest.raises(DamagedIndex):
         _ = IndexFolder.open(path).matrix
 
 
-@pytest.mark.parametrize("codec", ["gzip", "numcodecs.zstd", "sharding_indexed", "somebodys.codec"])
-def test_scores_in_another_coding_are_refused_before_zarr_loads_it(path: Path, codec: str) -> None:
-    file = path / "parts/built/scores.zarr" / "zarr.json"
-    content = json.loads(file.read_bytes())
-    content["codecs"] = [content["codecs"][0], {"name": codec, "configuration": {}}]
-    file.write_text(json.dumps(content))
+@pytest.mark.parametrize("header", [{"shape": (2**40, 4)}, {"descr": "|O"}, {"descr": "<f8"}, {"fortran_order": True}])
+def test_scores_whose_header_says_something_else_are_refused_before_memory_is_taken(path: Path, header) -> None:
+    file = path / "parts/built/scores" / "0.npy"
+    values = np.load(file)
+    with file.open("wb") as stream:
+        about = {"descr": "<f4", "fortran_order": False, "shape": values.shape}
+        np.lib.format.write_array_header_1_0(stream, about | header)
+        stream.write(values.tobytes())
     with pytest.raises(DamagedIndex):
         _ = IndexFolder.open(path).matrix
 
@@ -342,8 +342,8 @@ def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = IndexFolder.open(path)
-    shutil.rmtree(path / "parts/built/scores.zarr" / "c")
-    monkeypatch.setattr("zarr.Array.__getitem__", lambda *_: pytest.fail("zarr was asked for a chunk"))
+    shutil.rmtree(path / "parts/built/scores")
+    monkeypatch.setattr("numpy.empty", lambda *_, **__: pytest.fail("memory was taken"))
     with pytest.raises(DamagedIndex):
         _ = folder.matrix
     assert [problem.block for problem in verify(path).problems] == [0]
@@ -352,8 +352,6 @@ def test_a_chunk_that_is_missing_is_told_before_memory_is_taken_for_it(
 def test_verify_looks_for_no_more_blocks_than_the_files_have_room_for(path: Path) -> None:
     for folder in (current(path), path / "parts/built"):
         edited(folder / "manifest.json", n_items=2**40, block_items=1)
-    grid = {"name": "regular", "configuration": {"chunk_shape": [1, 4]}}
-    edited(path / "parts/built/scores.zarr" / "zarr.json", shape=[2**40, 4], chunk_grid=grid)
     problem, *_ = verify(path).problems
     assert str(2**40) in problem.what
 

@@ -29,10 +29,8 @@ from adacur.errors import (
     UnknownName,
     WrongScorer,
 )
-from adacur.records import ItemList
 from adacur.seeds import item_keys
 from adacur.store import IndexFolder, Manifest, editing, home_of, locked, read_manifest
-from adacur.store.items import StoredItems
 from adacur.store.manifest import FORMAT
 from tests import living_world as world
 from tests.editing import Edited
@@ -238,18 +236,6 @@ def test_a_change_tells_the_calls_that_it_spent_on_recognising_the_scorer(path, 
     assert scorer.calls - before == 8 + recognising
 
 
-def test_items_are_read_one_by_one_and_by_position(path) -> None:
-    index = load(path)
-    Edited(index).add([item(20)])
-    Edited(index).remove(["i0"])
-    for items in (index.items, StoredItems(path / "parts/built"), ItemList([item(1), item(2)])):
-        everything = items.at(range(len(items)))
-        assert list(items) == everything
-        assert [items[0], items[-1]] == [everything[0], everything[-1]]
-        with pytest.raises(IndexError):
-            items[len(items)]
-
-
 def test_other_metadata_of_the_same_text_is_not_forgotten(path) -> None:
     index = load(path)
     Edited(index).add([Item("x", "a text", {"edition": 1})])
@@ -430,7 +416,7 @@ def test_damage_to_a_version_is_told(path) -> None:
     home = home_of(path)
     part = next(part for part in path.glob("parts/*") if part.name != "built")
     for file, name in (
-        (part / "scores.zarr" / "c" / "0" / "0", "scores.zarr"),
+        (part / "scores" / "0.npy", "scores"),
         (home / "places.npy", "places"),
         (home / "first" / "bm25" / "ids.utf8", "first"),
         (part / "items.sqlite", "items.sqlite"),
