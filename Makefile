@@ -86,7 +86,7 @@ check: $(VENV)/dev.stamp ## Lint, types and the rooms' imports.
 
 BUDGETS := 100
 
-bench: $(VENV)/dev.stamp ## Overhead of a search, and every rival where there are folders of scores: make bench SCORES=dir DATA=dir BUDGETS=50,100.
+bench: $(VENV)/dev.stamp ## Overhead of a warm search, and every rival where there are folders of scores: make bench SCORES=dir DATA=dir BUDGETS=50,100.
 	$(BIN)/python lab/benchmarks/search_overhead.py
 	$(if $(SCORES),$(BIN)/python lab/benchmarks/recall_at_budget.py $(foreach dir,$(wildcard $(SCORES)/*),--scores $(dir)))
 	$(BIN)/python lab/benchmarks/rivals.py --json build/rivals.json --budgets $(BUDGETS) $(if $(SCORES),--scores $(SCORES)) $(if $(DATA),--data $(DATA))

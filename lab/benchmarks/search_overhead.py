@@ -1,4 +1,4 @@
-"""What a search costs besides the scorer: ours against the paper's algorithm written literally in numpy.
+"""What a warm search costs besides the scorer: ours against the paper's algorithm written literally in numpy.
 
     python lab/benchmarks/search_overhead.py [--items 10000,100000,1000000] [--rounds 5,20] [--anchors 500]
 
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     print(f"k_q = {arguments.anchors}, B = {arguments.budget}, median of {arguments.repeats} runs")
+    print("warm searches, by adacur's AdaCUR in an index that was searched before: first_search.py measures the first")
     print("seconds per query besides the scorer, and how many times less than the literal algorithm ours takes")
     print("     items rounds    adacur  literal f64  ratio  literal f32  ratio  same items chosen")
     for n_items in arguments.items:

@@ -185,10 +185,11 @@ def read_texts(
     """(id, text) of "items" or "anchors", by position, one at a time; or another column in place of the text."""
     with reading(folder):
         # One by one: `yield from` would close the cursor of a reader that stops early, perhaps after its connection.
-        for id_, text in connection.execute(f"SELECT id, {column} FROM {table} ORDER BY position"):
-            if not (isinstance(id_, str) and isinstance(text, str)):
-                kinds = f"{type(id_).__name__} and {type(text).__name__}"
-                raise damaged(folder, f"id and {column} of {id_!r} in {table} are {kinds}, not str")
+        rows = connection.execute(f"SELECT position, id, {column} FROM {table} ORDER BY position")
+        for count, (position, id_, text) in enumerate(rows):
+            if position != count or not (isinstance(id_, str) and isinstance(text, str)):
+                what = f"position {position}, id {id_!r} and {column} {str(text)[:60]!r}"
+                raise damaged(folder, f"in {table}, {what} come after {count} others")
             yield id_, text
 
 

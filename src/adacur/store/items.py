@@ -16,10 +16,11 @@ import numpy as np
 
 from adacur.arrays import IntArray, KeyArray
 from adacur.data.stored import read_array
-from adacur.errors import DamagedIndex, UnknownName
+from adacur.errors import UnknownName
 from adacur.protocols import Items
 from adacur.records import Item
-from adacur.store.database import KEYS, connect, damaged, metadata_of, reading
+from adacur.store.database import KEYS, connect, damaged, every_id, metadata_of, reading
+from adacur.store.writing import damage_reported
 
 # Below SQLite's smallest default limit of bound parameters, 999.
 _PARAMETERS = 900
@@ -57,23 +58,16 @@ class StoredItems(_ItemsById):
     @cached_property
     def ids(self) -> Sequence[str]:
         """The ids by position, read once."""
-        ids: list[str] = []
         with self._connected() as connection:
-            for position, id_ in connection.execute("SELECT position, id FROM items ORDER BY position"):
-                if position != len(ids) or not isinstance(id_, str):
-                    raise damaged(self._folder, f"the item after {len(ids)} others has position {position}, id {id_!r}")
-                ids.append(id_)
-        return tuple(ids)
+            return tuple(every_id(connection, self._folder))
 
     @cached_property
     def keys(self) -> KeyArray:
         """A random key per item, as stored with them."""
-        try:
+        with damage_reported(str(self._folder / KEYS)):
             keys: KeyArray = read_array(self._folder / KEYS, kind="u", mapped=True)
             if keys.shape != (len(self),) or keys.dtype != np.uint64:
                 raise ValueError(f"it holds {keys.dtype} of shape {keys.shape} for {len(self)} items")
-        except (OSError, ValueError) as error:
-            raise DamagedIndex(f"{self._folder / KEYS} cannot be read ({error}). Restore it from a copy.") from error
         # A plain view: slicing a np.memmap takes microseconds each time.
         return np.asarray(keys)
 
