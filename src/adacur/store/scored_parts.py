@@ -195,12 +195,12 @@ def _score_blocks(blocks: ScoreBlocks, scoring: Scoring, anchors: Sequence[Query
     done = len(blocks.finished)
     left = [block for block in range(manifest.n_blocks) if block not in blocks.finished]
     pairs = manifest.n_items * manifest.n_anchors
+    if pairs and not done:
+        size = Estimate(len(items), len(anchors), pairs, bytes=pairs * np.dtype(scoring.dtype).itemsize)
+        _log.info("%s", size.summary())
     progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=done, pairs_done=manifest.pairs(blocks.finished))
     if not left:
         return
-    if not done:
-        size = Estimate(len(items), len(anchors), pairs, bytes=pairs * np.dtype(scoring.dtype).itemsize)
-        _log.info("%s", size.summary())
     what: dict[str, Any] = {"anchors": anchors, "dtype": scoring.dtype}
     there = functools.partial(_scoring_elsewhere, card=scoring.scorer.card, **what)
     here = _scoring(scoring.scorer, **what)
