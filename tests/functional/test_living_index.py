@@ -15,7 +15,7 @@ import adacur
 from adacur.errors import InputError
 from adacur.extras.server import refresh
 from adacur.replay import compress, tune
-from adacur.store import home_of
+from adacur.store import IndexFolder, home_of
 from tests import living_world as world
 from tests.editing import Edited
 from tests.functional.commands import here
@@ -96,13 +96,14 @@ def test_the_commands_change_an_index_as_the_methods_do(tmp_path) -> None:
     assert found(changed, ["red thing"], method="gaussian") == found(rebuilt, ["red thing"], method="gaussian")
 
 
-def test_inspect_tells_what_is_predicted_and_a_refresh_which_ids_are_new(tmp_path) -> None:
+def test_inspect_tells_what_is_predicted_and_which_queries_came_from_a_log(tmp_path) -> None:
     path, log = tmp_path / "a.adacur", tmp_path / "log"
     build(path, [item(n) for n in range(12)], [query(n) for n in range(4)], scorer="tests.living_world:score").close()
     with adacur.load(path, allow_code=True, log=log) as index:
         index.search("what is\n\tred?", 2, budget=5)
-    (new,) = refresh(path, log, fewest_scored=5).new_ids
-    assert run("inspect", path, "--anchors").splitlines()[4] == f"{new}\twhat is red?"
+    assert refresh(path, log, fewest_scored=5).added == 1
+    (new,) = IndexFolder.open(path).anchor_queries[4:]
+    assert run("inspect", path, "--anchors").splitlines()[4] == f"{new.id}\twhat is red?"
     assert run_json("inspect", path)["exact_scores"] == 53
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,29 +118,13 @@ class AdacurRetriever:
             if options.get("filter") is not None:
                 raise InputError("Give filters (Haystack's) or filter (as searches take it); not both.")
             matches = partial(document_matches_filter, merged)
-            options["filter"] = bridge.filter_for(index, lambda item: matches(_plain(item)), _where(merged))
+            options["filter"] = bridge.filter_for(index, lambda item: matches(_plain(item)))
         return options
 
 
 def items_of(documents: Iterable[Document]) -> list[Item]:
     """Haystack documents as items for `adacur.build`: their ids, texts and metadata."""
     return [bridge.as_item(one.id, _text(one), one.meta) for one in documents]
-
-
-def _where(filters: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Filters by equal values as metadata; None for others."""
-    operator = filters.get("operator")
-    if "field" in filters:
-        field, value = str(filters["field"]), filters["value"]
-        is_equal = operator == ("in" if isinstance(value, list) else "==") and field not in Document.__annotations__
-        return {field.removeprefix("meta."): value} if is_equal else None
-    where: dict[str, Any] = {}
-    for one in filters.get("conditions", ()):
-        inner = _where(one)
-        if operator != "AND" or inner is None or where.keys() & inner.keys():
-            return None
-        where |= inner
-    return where
 
 
 def _document(hit: Hit) -> Document:

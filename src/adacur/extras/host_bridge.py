@@ -30,15 +30,6 @@ def load_with(path: str | Path, options: Mapping[str, Any]) -> tuple[AnchorIndex
     return load(path, **{name: options[name] for name in loading}), others
 
 
-def check_index(index: object) -> None:
-    """Refuse a path, and whatever else is not an index."""
-    if not isinstance(index, AnchorIndex):
-        raise InputError(
-            f"index must be an index, as adacur.load and adacur.build return; got {index!r}. "
-            "Open a folder with AdacurRetriever.from_path(path)."
-        )
-
-
 def search(index: AnchorIndex, query: str, k: int, **options: Any) -> Sequence[Hit]:
     """The hits for a query, but a filter that no item passes gives none: an empty answer to a pipeline."""
     with _empty_if_filtered(query, options):
@@ -76,7 +67,7 @@ def score_of(hit: Hit) -> float:
 
 
 def ranking_of(hit: Hit) -> dict[str, Any]:
-    """What the search knows of a hit beside its score: rank, round and, where that was fused, the exact score."""
+    """What the search knows of a hit besides its score: rank, round and, where that was fused, the exact score."""
     return {"rank": hit.rank, "round": hit.round} | ({} if hit.fused is None else {"exact": hit.score})
 
 
@@ -93,18 +84,13 @@ def as_item(id_: str | None, text: str, metadata: Mapping[str, Any]) -> Item:
     return Item(id_, text, dict(metadata))
 
 
-def filter_for(index: AnchorIndex, matches: Callable[[Item], bool], where: Mapping[str, Any] | None) -> Filter:
-    """A host's filter, whose errors name the item that it cannot be applied to.
-
-    `where` says the same as metadata, for an engine, which runs no function; None where metadata cannot.
-    """
+def filter_for(index: AnchorIndex, matches: Callable[[Item], bool]) -> Filter:
+    """A host's filter, whose errors name the item that it cannot be applied to."""
     if not index.snapshot.in_memory:
-        if where is None:
-            raise InputError(
-                "The items of this index are in an engine, which takes filters by equal values, joined by AND. Give "
-                "others in the engine's own language: filter=."
-            )
-        return where
+        raise InputError(
+            "The items of this index are in an engine, which runs no filter of a host's. Give one by metadata, or in "
+            "the engine's own language: filter=."
+        )
 
     def allowed(item: Item) -> bool:
         try:

@@ -11,6 +11,7 @@ from adacur.options import FIND_OPTIONS, OPTIONS
 from adacur.records import Item
 from adacur.requirements import require
 from adacur.results import Hit
+from adacur.search import AnchorIndex
 
 require("langchain_core", extra="langchain")
 
@@ -38,18 +39,13 @@ class AdacurRetriever(_SearchFields):  # type: ignore[misc]
     """
 
     # A misspelt option must not be ignored.
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    index: Any = Field(exclude=True)
+    index: AnchorIndex = Field(exclude=True)
     k: int = 10
     rounds: int | None = None
     seed: int | None = None
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Refuse what is not an index."""
-        super().model_post_init(context)
-        bridge.check_index(self.index)
 
     @classmethod
     def from_path(cls, path: str | Path, **options: Any) -> AdacurRetriever:

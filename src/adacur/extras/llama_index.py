@@ -17,12 +17,7 @@ require("llama_index", extra="llama-index")
 
 from llama_index.core.base.base_retriever import BaseRetriever  # noqa: E402
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle, TextNode  # noqa: E402
-from llama_index.core.vector_stores.types import (  # noqa: E402
-    FilterCondition,
-    FilterOperator,
-    MetadataFilter,
-    MetadataFilters,
-)
+from llama_index.core.vector_stores.types import MetadataFilters  # noqa: E402
 from llama_index.core.vector_stores.utils import build_metadata_filter_fn  # noqa: E402
 
 _HOST_OPTIONS = ("callback_manager", "object_map", "objects", "verbose")
@@ -42,7 +37,8 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
         self, index: AnchorIndex, *, similarity_top_k: int = 10, filters: MetadataFilters | None = None, **options: Any
     ) -> None:
         super().__init__(**{name: options.pop(name) for name in _HOST_OPTIONS if name in options})
-        bridge.check_index(index)
+        if not isinstance(index, AnchorIndex):
+            raise InputError(f"index must be an open index; got {index!r}. AdacurRetriever.from_path opens a folder.")
         if filters is not None and options.get("filter") is not None:
             raise InputError("Give filters (LlamaIndex's) or filter (as searches take it); not both.")
         self.index = index
@@ -55,7 +51,7 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
             def allows(item: Item) -> bool:
                 return bool(matches(item.metadata))
 
-            self._options["filter"] = bridge.filter_for(index, allows, _where(filters))
+            self._options["filter"] = bridge.filter_for(index, allows)
 
     @classmethod
     def from_path(cls, path: str | Path, **options: Any) -> AdacurRetriever:
@@ -81,21 +77,6 @@ def items_of(nodes: Iterable[BaseNode]) -> list[Item]:
     return [
         bridge.as_item(node.node_id, node.get_content(metadata_mode=MetadataMode.NONE), node.metadata) for node in nodes
     ]
-
-
-def _where(filters: MetadataFilters) -> dict[str, Any] | None:
-    """Filters by equal values as metadata; None for others."""
-    where: dict[str, Any] = {}
-    for one in filters.filters:
-        inner = _where(one) if isinstance(one, MetadataFilters) else None
-        if isinstance(one, MetadataFilter):
-            equal = FilterOperator.IN if isinstance(one.value, list) else FilterOperator.EQ
-            inner = {one.key: one.value} if one.operator == equal else None
-        if inner is None or where.keys() & inner.keys():
-            return None
-        where |= inner
-    is_all = filters.condition in (None, FilterCondition.AND) or len(filters.filters) == 1
-    return where if is_all and filters.condition != FilterCondition.NOT else None
 
 
 def _node(hit: Hit) -> NodeWithScore:

@@ -79,7 +79,7 @@ def test_an_option_that_nobody_knows_is_refused(retriever: AdacurRetriever) -> N
 
 
 def test_a_path_is_no_index(path: Path) -> None:
-    with pytest.raises(ValueError, match="from_path"):
+    with pytest.raises(ValueError, match="AnchorIndex"):
         AdacurRetriever(index=path)
 
 

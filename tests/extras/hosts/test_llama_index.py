@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.vector_stores.types import FilterOperator, MetadataFilter, MetadataFilters
 
 import adacur
-from adacur import AnchorIndex, Item
+from adacur import AnchorIndex
 from adacur.errors import InputError
 from adacur.extras.llama_index import AdacurRetriever
 from tests.host_world import QUERY, make_index, shared_words
@@ -38,14 +37,6 @@ def test_a_query_engine_answers_from_what_was_found(index: AnchorIndex) -> None:
         assert all(hit.item.text in str(response) for hit in hits)
         assert "kind: ship" in str(response), "a language model reads the item's own metadata"
         assert "round:" not in str(response), "what the search knows is not for a language model"
-
-
-def test_the_callback_manager_hears_of_retrieving(index: AnchorIndex) -> None:
-    heard = LlamaDebugHandler(print_trace_on_end=False)
-    nodes = AdacurRetriever(index, similarity_top_k=3, callback_manager=CallbackManager([heard])).retrieve(QUERY)
-
-    ((_, retrieved),) = heard.get_event_pairs(CBEventType.RETRIEVE)
-    assert retrieved.payload[EventPayload.NODES] == nodes
 
 
 def one(key: str, value: Any, operator: FilterOperator = FilterOperator.EQ) -> MetadataFilter:
@@ -95,13 +86,3 @@ def test_what_nobody_can_use_is_refused(index: AnchorIndex) -> None:
         AdacurRetriever("small.adacur")
     with pytest.raises(InputError):
         AdacurRetriever(index, budgt=3).retrieve(QUERY)
-
-
-def test_what_is_closed_is_refused() -> None:
-    index = AnchorIndex.from_items([Item("a", "a ship")], scorer=shared_words)
-    retriever = AdacurRetriever(index, similarity_top_k=1)
-    assert [node.node_id for node in retriever.retrieve("a ship")] == ["a"]
-    retriever.close()
-
-    with pytest.raises(InputError):
-        retriever.retrieve("a ship")

@@ -361,6 +361,7 @@ def test_a_find_shows_all_above_the_line_and_its_certificate(server, open_page):
     assert len(result["hits"]) > 3
     assert [id_ for id_, *_ in shown_hits(page)] == [hit["id"] for hit in result["hits"]]
     expect(page.locator(".certificate")).to_have_text(result["certificate"]["text"])
+    expect(page.locator(".columns h3").first).to_have_text(f"Scored 12.00 or higher: {len(result['hits'])} found")
     assert page.locator(".calls").inner_text() == str(result["calls"])
     # The address asks for the same.
     again = open_page(page.url)
@@ -398,6 +399,9 @@ def test_a_search_that_scored_every_item_has_found_all(server, open_page):
 def test_the_first_screen_says_what_is_searched_and_offers_the_comparison(server, open_page):
     page = open_page(server)
     expect(page.locator("#searched")).to_contain_text("words: 300 items")
+    # What is expected of our search and of re-ranking, before either has run.
+    expect(page.locator("#recall-text b")).to_have_count(2)
+    assert raw(server, f"/{page.locator('nav a').get_attribute('href')}").status == 200
     assert page.locator("#method").is_hidden()
     page.check("#against")
     page.fill("#question", QUESTION)

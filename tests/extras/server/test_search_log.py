@@ -163,7 +163,7 @@ def test_a_query_becomes_an_anchor_query_once_with_the_scores_of_all_its_searche
     index.search(ANCHORS[0].text, 5, budget=40)
     index.search("query 42", 5, budget=10)
     done = refresh(path, log)
-    assert (done.queries, done.added, done.known, done.too_few) == (3, 1, 1, 1)
+    assert (done.queries, done.added, done.known, done.left_out) == (3, 1, 1, 1)
     scored = {id_ for search in SearchLog(log) if search.query.text == "query 41" for id_ in search.ids}
     assert int(IndexFolder.open(path).exact_cells()[:, 30].sum()) == len(scored) > 40
     again = refresh(path, log)
@@ -187,7 +187,7 @@ def test_the_limit_keeps_the_queries_with_most_scores(path, tmp_path):
     for at, budget in enumerate((30, 50, 40)):
         index.search(f"query {40 + at}", 5, budget=budget)
     done = refresh(path, log, limit=2)
-    assert (done.added, done.beyond_limit) == (2, 1)
+    assert (done.added, done.left_out) == (2, 1)
     assert [query.text for query in load(path).anchor_queries[30:]] == ["query 41", "query 42"]
 
 
@@ -200,9 +200,8 @@ def test_searches_by_another_scorer_are_left_out_and_counted(path, tmp_path):
     assert (done.queries, done.added, done.known, done.other_scorer) == (5, 2, 1, 2)
     new = IndexFolder.open(path).anchor_queries[30:]
     assert {query.text for query in new} == {query.text for query in NEW[2:4]}
-    assert done.new_ids == tuple(query.id for query in new)
     again = refresh(path, log)
-    assert (again.added, again.known, again.other_scorer, again.new_ids) == (0, 3, 2, ())
+    assert (again.added, again.known, again.other_scorer) == (0, 3, 2)
 
 
 def test_a_log_of_another_scorer_is_refused_and_the_index_left_as_it_was(path, tmp_path):

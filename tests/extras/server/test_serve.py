@@ -9,7 +9,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -22,10 +21,8 @@ from starlette.testclient import TestClient
 from adacur import AnchorIndex, Gaussian, Item
 from adacur.extras.server import ServerSettings, create_app
 from adacur.extras.server.running import server_log
-from adacur.replay import Judged, tune
 from adacur.scorers import FunctionScorer
 from adacur.search import METHODS
-from adacur.search.tuned import Mean
 from tests.rerank_servers import logit_of
 from tests.serving_world import N_ITEMS, TextScorer, serving, world_index
 
@@ -202,27 +199,21 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
     ("{", 400, "malformed_json"),
     ("", 422, "invalid_request"),
     ('{"query": "a", "k": NaN}', 422, "invalid_request"),
-    ('{"query": "a", "fuse": Infinity}', 422, "invalid_request"),
     ('{"query": "a", "fuse": 1e999}', 422, "invalid_request"),
     ("[" * 100_000, 400, "malformed_json"),
     ('{"query": "a", "k": ' + "9" * 5000 + "}", 400, "malformed_json"),
     (b'{"query": "\xff"}', 400, "malformed_json"),
     ("[]", 422, "invalid_request"),
-    ("null", 422, "invalid_request"),
     ({}, 422, "invalid_request"),
     ({"query": "a", "queries": ["b"]}, 422, "invalid_request"),
     ({"queries": []}, 422, "invalid_request"),
     ({"query": ""}, 422, "invalid_request"),
-    ({"query": " \n"}, 422, "invalid_request"),
     ({"query": 3}, 422, "invalid_request"),
     ({"query": "a", "k": "10"}, 422, "invalid_request"),
-    ({"query": "a", "k": 1.5}, 422, "invalid_request"),
     ({"query": "a", "k": True}, 422, "invalid_request"),
     ({"query": "a", "k": 0}, 422, "invalid_request"),
-    ({"query": "a", "k": -1}, 422, "invalid_request"),
     ({"query": "a", "k": 20, "budget": 10}, 422, "budget"),
     ({"query": "a", "k": 1001, "budget": 1000}, 422, "k_over_limit"),
-    ({"query": "a", "budget": 1001}, 422, "budget_over_limit"),
     ({"query": "a", "budget": 10**30}, 422, "budget_over_limit"),
     ({"query": "a", "rounds": 101}, 422, "rounds_over_limit"),
     ({"query": "a", "deadline_ms": 60_001}, 422, "deadline_ms_over_limit"),
@@ -231,31 +222,22 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
     ({"queries": ["a"], "stream": True}, 422, "invalid_request"),
     ({"query": "a", "method": "magic"}, 422, "invalid_request"),
     ({"query": "a", "method": "rerank", "first_batch": 0.9}, 422, "bad_input"),
-    ({"query": "a", "method": "rerank", "rounds": 7}, 422, "bad_input"),
-    ({"query": "a", "method": "exact", "seed": 5}, 422, "bad_input"),
-    ({"query": "a", "split": 0.5}, 422, "bad_input"),
     ({"query": "a", "method": "anncur", "split": 1.5}, 422, "budget"),
     ({"query": "a", "method": "rerank", "first_batch": 0.9, "stream": True}, 422, "bad_input"),
     ({"query": "a", "first": "nothing"}, 422, "unknown_name"),
-    ({"query": "a", "first": "../../etc/passwd"}, 422, "unknown_name"),
     ({"query": "a", "colour": "blue"}, 422, "invalid_request"),
     ({"query": "a", "seed": -1}, 422, "invalid_request"),
     ({"query": "a", "filter": {"ids": ["nobody"]}}, 422, "unknown_name"),
     ({"query": "a", "filter": {"ids": []}}, 422, "invalid_request"),
     ({"query": "a", "filter": {"metadata": {"even": {"$gt": 1}}}}, 422, "invalid_request"),
     ({"query": "a", "index": "nobody"}, 404, "unknown_index"),
-    ({"query": "a", "index": "../small"}, 404, "unknown_index"),
     ('{"query": "\\ud800"}', 422, "invalid_request"),
     ('{"\\ud800": 1, "query": "a"}', 422, "invalid_request"),
-    ('{"query": "a", "index": "\\udfff"}', 422, "invalid_request"),
-    ('{"query": "a", "first": "\\udfff"}', 422, "invalid_request"),
     ('{"query": "a", "k": ' + "[" * 150 + "]" * 150 + "}", 422, "invalid_request"),
     ({"query": "a", "filter": {"ids": ["i1"] * 10_001}}, 422, "ids_over_limit"),
     ({"query": "a", "filter": {"metadata": {"a": [1] * 5001, "b": [2] * 5000}}}, 422, "metadata_over_limit"),
     ({"query": "a", "filter": {"metadata": {str(at): 1 for at in range(101)}}}, 422, "metadata_over_limit"),
-    ({"query": "a"} | {str(at): 1 for at in range(100)}, 422, "invalid_request"),
     ({"query": "a", "index": "ab" * 1000}, 422, "text_too_long"),
-    ({"query": "a", "first": "ab" * 1000}, 422, "text_too_long"),
     ('{"query": "a", "filter": {"ids": ["\\udfff"]}}', 422, "unknown_name"),
 ]
 
@@ -332,29 +314,15 @@ def test_a_body_that_does_not_say_that_it_is_json_is_refused(client):
         assert "Content-Type: application/json" in response.text
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_is_refused(chunked):
-    with TestClient(create_app({"w": world_index()}, settings=settings(max_body_bytes=1000))) as client:
-        body = json.dumps({"query": "a" * 2000}).encode()
-        content: Any = (body[at : at + 100] for at in range(0, len(body), 100)) if chunked else body
-        response = client.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
-        assert (response.status_code, error_of(response)) == (413, "body_too_large")
-        assert client.post("/v1/search", json={"query": "a", "k": 1}).status_code == 200
-
-
 @pytest.mark.parametrize(
     "path",
     [
         "/v1/indexes/nobody/recall",
         "/v1/indexes/%2e%2e/recall",
-        "/v1/indexes/..%2f..%2fetc/recall",
         "/v1/indexes/%2e%2e%2fsmall/recall",
         "/v1/indexes/small%00/recall",
         "/v1/indexes/%ed%a0%80/recall",
         "/v1/indexes/small/../other",
-        "/page/../app.py",
-        "/page/%2e%2e/app.py",
-        "/page/..%2f..%2fapp.py",
         "/etc/passwd",
     ],
 )
@@ -782,26 +750,6 @@ def test_metrics_tell_what_ended_a_search():
                 client.post("/v1/search", json={"query": "a ship", "stream": stream})
             scorer.fails_after = None
         assert (ended("budget"), ended("failed"), ended("refused")) == (2, 4, 0)
-
-
-def test_an_index_with_two_first_stages_is_served_with_both_joined_and_starts_as_tuned():
-    index = world_index()
-    bm25 = index.first_stage("bm25").stage
-    index.snapshot._first = {"bm25": bm25, "titles": bm25}
-    with TestClient(create_app({"w": index})) as client:
-        (one,) = client.get("/v1/indexes").json()["indexes"]
-        assert one["first_stages"] == ["bm25", "titles", "bm25+titles", "random"]
-        assert one["default_first"] == "bm25"
-        tuning = replace(tune(index, k=10, budget=100, quick=True), first="titles")
-        judged = Judged("nDCG@10", 24, 100, 0.5, None, *[Mean(0.5, 0.4, 0.6)] * 5)
-        index.snapshot.tunings = (replace(tuning, budget=30, judged=judged),)
-        assert client.get("/v1/indexes").json()["indexes"][0]["default_first"] == "titles"
-        body = {"query": "a ship", "k": 5}
-        (found,) = client.post("/v1/search", json=body).json()["results"]
-        assert (found["calls"], "fused" in found["hits"][0]) == (30, True)
-        (named,) = client.post("/v1/search", json=body | {"first": "titles+bm25", "budget": 9}).json()["results"]
-        assert (named["calls"], "fused" in named["hits"][0]) == (9, False)
-        assert client.post("/v1/search", json=body | {"first": "bm25+dense"}).status_code == 422
 
 
 def test_a_server_is_ready_when_its_scorer_is_open():

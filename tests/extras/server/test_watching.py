@@ -152,15 +152,6 @@ def test_a_model_in_this_process_and_an_index_without_scores_cost_no_calls() -> 
     assert (model.calls, other.calls) == ([8], [])
 
 
-def test_it_may_be_switched_off() -> None:
-    async def never() -> None:
-        _, watch, clock, _ = watching({"small": world_index()}, probe_seconds=0)
-        await watch.run()
-        assert not clock.waits
-
-    asyncio.run(never())
-
-
 def test_old_scores_in_a_cache_hide_nothing(tmp_path) -> None:
     service = Service()
     with Cached(service, tmp_path / "scores.sqlite") as cached:
@@ -204,18 +195,6 @@ def test_a_folder_of_a_service_that_swaps_its_model_is_watched_by_its_own_probes
             watch.refuse_if_changed(one)
 
         asyncio.run(checked())
-
-
-def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for() -> None:
-    service = Service()
-
-    async def checked() -> None:
-        serving, watch, *_ = watching({"small": world_index(service)})
-        service.version = "other"
-        assert not (await watch.check(serving.served["small"])).allowed
-        watch.refuse_if_changed(serving.served["small"])
-
-    asyncio.run(checked())
 
 
 def test_a_running_server_watches_by_itself() -> None:

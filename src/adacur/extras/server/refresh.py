@@ -38,10 +38,9 @@ _AT_ONCE = 64
 class Refreshed:
     """What a refresh did with a log. Its `queries`, each counted once, are divided into:
 
-    - `added`: anchor queries now, with the ids `new_ids`;
+    - `added`: anchor queries now;
     - `known`: anchor queries before;
-    - `too_few`: too few scores for items that are still unchanged;
-    - `beyond_limit`: left out by `limit`;
+    - `left_out`: with too few scores for items that are still unchanged, or beyond the limit;
     - `other_scorer`: scored only by scorers other than that of the index.
 
     `dropped` anchor queries came from searches that the log no longer holds; `anchors` counts those there are now.
@@ -51,11 +50,9 @@ class Refreshed:
     queries: int
     added: int
     known: int
-    too_few: int
-    beyond_limit: int
+    left_out: int
     other_scorer: int
     anchors: int
-    new_ids: tuple[str, ...]
     dropped: int
     changed: bool
 
@@ -121,16 +118,14 @@ def refresh(
                 values, exact = _completed(chosen, complete)
                 edit.add_anchor_scores([one.query for one in chosen], values, exact=exact, card=of_index)
             edit.new.write(lambda version, _: store_at_rest(Snapshot(version, first=stages)))
-        new_ids = tuple(one.query.id for one in chosen if one.query.id not in before)
+        added = sum(one.query.id not in before for one in chosen)
         return Refreshed(
             queries=len(paid) + len(others),
-            added=len(new_ids),
-            known=len(paid) - len(logged) + len(chosen) - len(new_ids),
-            too_few=len(logged) - len(enough),
-            beyond_limit=len(enough) - len(chosen),
+            added=added,
+            known=len(paid) - len(logged) + len(chosen) - added,
+            left_out=len(logged) - len(chosen),
             other_scorer=len(others),
             anchors=len(given) + len(chosen),
-            new_ids=new_ids,
             dropped=len(before.keys() - {one.query.id for one in chosen}),
             changed=changed,
         )

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from adacur.arrays import FloatArray
@@ -61,11 +62,9 @@ def text_digest(text: str) -> bytes:
 
 def _read_search(at: Any, card: Any, query: Any, items: Any, digests: Any, scores: Any) -> LoggedSearch:
     """A row of a log, checked: the file may come from anybody."""
-    ids = json.loads(items)
+    ids = msgspec.json.decode(items, type=list[str])
     if not (isinstance(query, str) and query.strip() and isinstance(at, float) and np.isfinite(at)):
         raise ValueError("a query or its time is missing")
-    if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
-        raise ValueError("the ids of items are not a list of texts")
     if not isinstance(digests, bytes) or len(digests) != _DIGEST * len(ids):
         raise ValueError(f"digests are not {_DIGEST} bytes for each of {len(ids)} items")
     numbers = np.frombuffer(scores, dtype="<f8").astype(np.float64)
@@ -184,7 +183,7 @@ class SearchLog:
         try:
             with self._connected() as connection:
                 yield connection
-        except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+        except (sqlite3.Error, msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise IndexFolderError(f"The search log {self.path} cannot be read: {error}.") from error
 
     @contextlib.contextmanager

@@ -154,7 +154,13 @@ function formChanged() {
   element("settings-now").textContent = `: ${methods().map(words.methodName).join(" and ")}, starting from ${element("first").selectedOptions[0]?.textContent ?? "…"}${isFinding() ? "" : `, best ${k}`}`;
   if (!indexes.length || !Number.isInteger(k) || k < 1) return;
   const index = chosenIndex();
-  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: [...new Set([...methods(), ...(index.methods.includes("rerank") ? ["rerank"] : [])])].filter((method) => method !== "exact" && method !== "find") });
+  chooseCurves({ index: index.name, items: index.n_items, first: element("first").value, k, methods: curvesOf(index) });
+}
+
+/** What the curve compares: the methods chosen, and re-ranking where there is but one. */
+function curvesOf(index) {
+  const compared = methods().length < 2 && index.methods.includes("rerank") ? [...methods(), "rerank"] : methods();
+  return isFinding() ? [] : [...new Set(compared)].filter((method) => method !== "exact");
 }
 
 function requestOf(method) {
