@@ -120,9 +120,9 @@ class Limit:
     shown: Callable[[int], Any] = int
     text: str = ""
 
-    def charge(self, tokens: IntArray) -> int:
-        """The units of one call with pairs of so many tokens."""
-        return int(tokens.sum()) if self.pairs is None else -(-len(tokens) // self.pairs)
+    def charge(self, n: int, tokens: int) -> int:
+        """The units of one call with n pairs of so many tokens together."""
+        return tokens if self.pairs is None else -(-n // self.pairs)
 
     def each(self, tokens: IntArray) -> float:
         """The units of a pair like these where calls are large."""
@@ -237,18 +237,13 @@ class CountingPurse(Purse):
     def afford(self, pairs: Sequence[Pair]) -> BoolArray:
         """As for any purse; a pair that cannot be paid is skipped, since a cheaper one may follow."""
         tokens, pays = count_tokens(self._scorer, pairs), np.ones(len(pairs), np.bool_)
-        lefts = self._lefts()
-        by_token = {limit.name: left for limit, left in lefts if limit.pairs is None}
-        for at, n in enumerate(tokens.tolist() if by_token else ()):
-            if (short := next((name for name, left in by_token.items() if n > left), None)) is not None:
-                self._refused, pays[at] = short, False
+        lefts, n_paid, paid = self._lefts(), 0, 0
+        for at, n in enumerate(tokens.tolist() if lefts else ()):
+            short = next((limit.name for limit, left in lefts if limit.charge(n_paid + 1, paid + n) > left), None)
+            if short is None:
+                n_paid, paid = n_paid + 1, paid + n
             else:
-                by_token = {name: left - n for name, left in by_token.items()}
-        by_pair = [(limit.name, left * limit.pairs) for limit, left in lefts if limit.pairs is not None]
-        for name, n in by_pair:
-            beyond = np.flatnonzero(pays)[n:]
-            if len(beyond):
-                self._refused, pays[beyond] = name, False
+                self._refused, pays[at] = short, False
         self.n_refused += int(np.count_nonzero(~pays))
         self._cheapest = min([*tokens.tolist(), *([] if self._cheapest is None else [self._cheapest])], default=None)
         self._waiting = tokens[pays]
@@ -257,7 +252,7 @@ class CountingPurse(Purse):
     def pay(self, n: int) -> None:
         """As for any purse."""
         for limit in self._counted:
-            self._spent[limit.name] += limit.charge(self._waiting[:n])
+            self._spent[limit.name] += limit.charge(n, int(self._waiting[:n].sum()))
         self._n_pairs += n
         self._waiting = self._waiting[n:]
 
