@@ -63,41 +63,27 @@ class Model:
 
 
 class Place(Protocol):
-    """Where the items are that may be scored: in memory, or where an extra keeps them. A frozen dataclass.
+    """Where the items are that may be scored: in memory, or where an extra keeps them.
 
-    Methods set its `keys` (the items' random keys, where they are stored).
+    `by_position`: whether positions are those of the plan's items, and all are known beforehand.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    by_position: ClassVar[bool]
 
-    def open(self, plan: Plan, k: int) -> OpenPlace:
-        """Ready for searches of this plan."""
-        ...
+    def together(self, plan: Plan) -> int:
+        """How many queries may move together, by the memory that they take."""
+        return plan.together
 
-    def settings(self) -> Mapping[str, Any]:
-        """The choices that a result should name."""
-        ...
-
-
-class OpenPlace(Protocol):
-    """Begins the searches of a plan.
-
-    - `together`: how many queries may move together, by the memory that they take;
-    - `by_position`: whether positions are those of the plan's items, and all are known beforehand.
-    """
-
-    @property
-    def together(self) -> int: ...
-
-    @property
-    def by_position(self) -> bool: ...
-
-    def begin(self, queries: Sequence[Query]) -> Any:
+    def begin(self, plan: Plan, k: int, queries: Sequence[Query]) -> Any:
         """A `QueryBatch` of these queries: asks the first stage, and calls no scorer."""
         ...
 
     def gave_up(self, error: Exception) -> str | None:
         """Why later queries of a search have no answer after this error; None if it must be raised."""
+        return None
+
+    def settings(self) -> Mapping[str, Any]:
+        """The choices that a result should name."""
         ...
 
 

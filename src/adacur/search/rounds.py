@@ -82,11 +82,11 @@ class RunningSearch:
         self._plan = plan
         self._k = k
         self._queries = everyone = as_queries(queries)
-        self._place = plan.candidates.open(plan, k)
+        self._place = plan.candidates
         self._by_position = self._place.by_position and hasattr(plan.scorer, "score_at")
         self._pace = Pace()
         calls = max(1, min(plan.purse.calls, len(plan.items)))
-        together = max(1, min(self._place.together, _PAIRS_AT_ONCE // calls))
+        together = max(1, min(self._place.together(plan), _PAIRS_AT_ONCE // calls))
         self._groups = deque(everyone[start : start + together] for start in range(0, len(everyone), together))
         self._has_ended = not everyone
         self._finished: list[Hits] = []
@@ -102,7 +102,7 @@ class RunningSearch:
         # Later groups must find their share of the time.
         share = len(queries) / (len(queries) + sum(map(len, self._groups)))
         self._until = self._plan.purse.until(self._started, share=share)
-        self.batch: QueryBatch = self._place.begin(queries)
+        self.batch: QueryBatch = self._place.begin(self._plan, self._k, queries)
         self._counts_pairs = self.batch.searches[0].purse.counts_pairs
         if self._counts_pairs and self._place.by_position:
             for search in self.batch.searches:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -33,7 +33,7 @@ from adacur.records import Item, Query
 from adacur.search.asktell import SHORTLIST, QueryBatch
 from adacur.search.candidates import NONE, Candidates
 from adacur.search.finish import LISTED
-from adacur.search.plan import Plan
+from adacur.search.plan import Place, Plan
 from adacur.seeds import item_keys
 
 # What a trace says of a search that ended because its engine failed.
@@ -247,34 +247,17 @@ class BatchInEngine(QueryBatch):
         return predictions
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InEngine:
+class InEngine(Place):
     """The items of a collection."""
-
-    engine: EngineItems
-    keys: KeyArray | None = None
-
-    def open(self, plan: Plan, k: int) -> OpenEngine:
-        """Ready for searches of this plan."""
-        return OpenEngine(self, plan, k)
-
-    def settings(self) -> Mapping[str, Any]:
-        filtered, name = self.engine.where is not None, self.engine.store.name
-        return {"filtered": filtered, "engine": name}
-
-
-class OpenEngine:
-    """Begins searches among the items of a collection."""
 
     # Positions are numbers of one group of queries alone.
     by_position = False
 
-    def __init__(self, place: InEngine, plan: Plan, k: int) -> None:
-        self._place, self._plan, self._k = place, plan, k
+    def __init__(self, engine: EngineItems) -> None:
+        self.engine = engine
 
-    @property
-    def together(self) -> int:
-        return self._plan.together
+    def settings(self) -> Mapping[str, Any]:
+        return {"filtered": self.engine.where is not None, "engine": self.engine.store.name}
 
     def gave_up(self, error: Exception) -> str | None:
         """An engine that does not answer any more ends what is left, with a warning."""
@@ -283,16 +266,15 @@ class OpenEngine:
         warnings.warn(f"{error} The other queries have no hits.", EngineWarning, stacklevel=2)
         return STOPPED
 
-    def begin(self, queries: Sequence[Query]) -> BatchInEngine:
-        """Ask the first stages, and begin a search of each query."""
-        plan, engine, first = self._plan, self._place.engine, self._plan.first
+    def begin(self, plan: Plan, k: int, queries: Sequence[Query]) -> BatchInEngine:
+        engine, first = self.engine, plan.first
         assert isinstance(first, EngineFirst)
         calls = plan.purse.calls
         if calls >= engine.n_items:
             # All items can be afforded, and some may have been added since the collection was opened.
             engine = replace(engine, n_items=engine.store.count(engine.where))
         touched = SeenItems(engine)
-        depth = self._depth(engine, first)
+        depth = _depth(plan, k, engine, first)
         answers = [stage.search(queries, depth, where=engine.where) for stage in first.stages]
         lists = [[touched.positions(found.keys) for found in of_query] for of_query in zip(*answers, strict=True)]
         if first.n_stages == 1:
@@ -307,31 +289,33 @@ class OpenEngine:
         if plan.model is not None:
             assert engine.outline is not None
             features = engine.outline.features(touched.rows)
-            approximation = plan.model.begin(queries, lists, self._terms(queries, touched), features=features)
+            approximation = plan.model.begin(queries, lists, _terms(plan, queries, touched), features=features)
         candidates = [CandidatesInEngine(touched, one.positions) for one in rankings]
         listed = [one.scores for one in rankings if plan.listed or not calls]
-        return BatchInEngine(plan, queries, self._k, candidates=candidates, approximation=approximation, listed=listed)
+        return BatchInEngine(plan, queries, k, candidates=candidates, approximation=approximation, listed=listed)
 
-    def _depth(self, engine: EngineItems, first: EngineFirst) -> int:
-        """How many items to ask of each first stage."""
-        plan, calls = self._plan, self._plan.purse.calls
-        if not calls:
-            # Some may be without a word.
-            return min(engine.n_items, max(self._k, LISTED))
-        ranks = RANKS_THAT_COUNT if plan.uses_ranks or first.n_stages > 1 else 0
-        return min(engine.n_items, max(calls, ranks, plan.listed))
 
-    def _terms(self, queries: Sequence[Query], touched: SeenItems) -> list[list[Ranking]]:
-        """Per query, what each of its words adds to items, where a first stage searches by words."""
-        plan, engine, first = self._plan, touched.engine, self._plan.first
-        assert isinstance(first, EngineFirst)
-        if plan.purse.calls < SCORES_FOR_TERMS:
-            return []
-        return [
-            [
-                Ranking(touched.positions(found.keys), found.values)
-                for stage in first.stages
-                for found in stage.terms(query, _ITEMS_OF_A_TERM, where=engine.where)
-            ]
-            for query in queries
+def _depth(plan: Plan, k: int, engine: EngineItems, first: EngineFirst) -> int:
+    """How many items to ask of each first stage."""
+    calls = plan.purse.calls
+    if not calls:
+        # Some may be without a word.
+        return min(engine.n_items, max(k, LISTED))
+    ranks = RANKS_THAT_COUNT if plan.uses_ranks or first.n_stages > 1 else 0
+    return min(engine.n_items, max(calls, ranks, plan.listed))
+
+
+def _terms(plan: Plan, queries: Sequence[Query], touched: SeenItems) -> list[list[Ranking]]:
+    """Per query, what each of its words adds to items, where a first stage searches by words."""
+    engine, first = touched.engine, plan.first
+    assert isinstance(first, EngineFirst)
+    if plan.purse.calls < SCORES_FOR_TERMS:
+        return []
+    return [
+        [
+            Ranking(touched.positions(found.keys), found.values)
+            for stage in first.stages
+            for found in stage.terms(query, _ITEMS_OF_A_TERM, where=engine.where)
         ]
+        for query in queries
+    ]
