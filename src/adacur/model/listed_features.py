@@ -37,13 +37,6 @@ class ListedFeatures:
         """How many an item has."""
         return len(self.means)
 
-    def at(self, positions: IntArray) -> FloatArray:
-        """The features of the items at these positions, in any order: a row each."""
-        if not len(self.positions):
-            return np.zeros((len(positions), self.n_features))
-        places = np.minimum(np.searchsorted(self.positions, positions), len(self.positions) - 1)
-        return np.where((self.positions[places] == positions)[:, None], self.values[places], 0.0)
-
 
 def room_for(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
     """How many items and features arrays that hold those of several queries need.

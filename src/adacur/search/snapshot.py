@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from adacur.arrays import BoolArray, FloatArray, IntArray
-from adacur.budget import USUAL_CALLS
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages import FIRST_STAGES, AnyStage, Dense, Joined, Placed, Retriever, placed
 from adacur.first_stages.joined import SEPARATOR, parts_of
@@ -28,7 +26,7 @@ from adacur.search.index_stages import add_first_stages, learned_slopes
 from adacur.search.methods import METHODS, Method
 from adacur.search.places import InMemory
 from adacur.search.relevance import Relevance, read_relevance
-from adacur.search.tuned import JUDGED_METHODS, REACH, Tuning, read_tunings
+from adacur.search.tuned import JUDGED_METHODS, Tuning, default_budget, near, read_tunings
 from adacur.spelling import did_you_mean
 from adacur.store import Drift, IndexFolder, save_table
 from adacur.store.model_file import StoredModel, is_compressed, read_model
@@ -37,7 +35,6 @@ _Value = TypeVar("_Value")
 # Words and meaning together are the better start at every budget tried (docs/design/ranks.md); then a dual encoder,
 # then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
-_FARTHEST = math.log(REACH) + 1e-9
 # The first stages that know words alone, and their weight in the order beside a reranker (docs/design/witness.md).
 _WORDS, _BESIDE_WORDS = ("bm25", "words"), 0.5
 
@@ -96,9 +93,7 @@ class Snapshot:
         # Taken before the other, never after it. Learning asks a first stage, which may take long; searches go on.
         self._learning = threading.RLock()
         self._cache: dict[str, Any] = {}
-        # By the names of this version's own stages; else by the stage that leads, since one that is passed to a search
-        # is placed anew each time.
-        self._own_slopes: dict[str, RankSlopes] = {}
+        # By the stage that leads, since one that is passed to a search is placed anew each time.
         self._slopes: weakref.WeakKeyDictionary[Any, RankSlopes] = weakref.WeakKeyDictionary()
         self._joined: dict[str, Placed] = {}
 
@@ -178,11 +173,6 @@ class Snapshot:
                 entry = Placed(source, self.anchors.items, name=name)
             self._first[name] = entry
             return entry
-
-    def opened_stages(self) -> dict[str, Any]:
-        """The first stages that are open, by name, for another version with the same items."""
-        with self._lock:
-            return {name: stage for name, stage in self._first.items() if isinstance(stage, Retriever)}
 
     def _joined_stages(self, name: str) -> Placed | None:
         """The first stages that a name such as "bm25+dense" joins, as one; None for other names."""
@@ -266,29 +256,27 @@ class Snapshot:
             return None
         if not self.anchors.anchor_queries:
             return RankSlopes.assumed(first.n_stages)
-        if (slopes := self._known_slopes(first)) is not None:
-            return slopes
-        with self._learning:
-            # Another search may have learned them meanwhile.
-            if (slopes := self._known_slopes(first)) is None:
-                slopes = learned_slopes(self.gaussian_model(), self.anchors, first)
-                if name := self._own_name(first):
-                    self._own_slopes[name] = slopes
-                else:
-                    # Slopes of a stage that cannot be a weak key are learned anew for each search.
-                    with suppress(TypeError):
-                        self._slopes[_leader_of(first)] = slopes
-            return slopes
-
-    def _known_slopes(self, first: Placed) -> RankSlopes | None:
-        slopes = None
         if name := self._own_name(first):
             stored = self._stored_model()
-            slopes = self._own_slopes.get(name) or (stored.slopes.get(name) if stored else None)
-        else:
+            slopes = stored.slopes.get(name) if stored else None
+            if slopes is not None and len(slopes.means) == first.n_stages:
+                return slopes
+            learned: RankSlopes = self.kept(f"slopes: {name}", lambda: self._learned(first))
+            return learned
+        leader = _leader_of(first)
+        with self._learning:
+            # Slopes of a stage that cannot be a weak key are learned anew for each search.
             with suppress(TypeError):
-                slopes = self._slopes.get(_leader_of(first))
-        return slopes if slopes is not None and len(slopes.means) == first.n_stages else None
+                slopes = self._slopes.get(leader)
+                if slopes is not None and len(slopes.means) == first.n_stages:
+                    return slopes
+            slopes = self._learned(first)
+            with suppress(TypeError):
+                self._slopes[leader] = slopes
+            return slopes
+
+    def _learned(self, first: Placed) -> RankSlopes:
+        return learned_slopes(self.gaussian_model(), self.anchors, first)
 
     def _own_name(self, first: Placed) -> str | None:
         """The names of the stages that this one is made of, where all are this version's own."""
@@ -325,10 +313,12 @@ class Snapshot:
 
     def kept(self, key: str, make: Callable[[], Any]) -> Any:
         """What was made of this version under a key, made once; others wait meanwhile."""
-        with self._learning:
-            if key not in self._cache:
-                self._cache[key] = make()
-            return self._cache[key]
+        # Read without the lock first: what is known is not waited for while something else is made.
+        if (value := self._cache.get(key)) is None:
+            with self._learning:
+                if (value := self._cache.get(key)) is None:
+                    value = self._cache[key] = make()
+        return value
 
     def set_relevance(self, relevance: Relevance) -> None:
         """Read the scores of this version like this from now on."""
@@ -351,22 +341,16 @@ class Snapshot:
 
     def tuned(self, *, k: int, budget: int, first: str | None) -> Tuning | None:
         """The tuning for about this k and budget from this first stage, the nearest; None where there is none."""
-        return next((tuning for tuning in self._near(k, budget) if tuning.first == first), None)
+        return next((tuning for tuning in near(self.tunings, k=k, budget=budget) if tuning.first == first), None)
 
     def chosen_first(self, *, k: int, budget: int, method: str) -> str:
         """The first stage that a search starts from where none is named: as tuned for about this k and budget."""
-        near = (tuning.first_of(method) for tuning in self._near(k, budget))
-        return next((first for first in near if first is not None and self._has(first)), self.default_first)
+        tuned = (tuning.first_of(method) for tuning in near(self.tunings, k=k, budget=budget))
+        return next((first for first in tuned if first is not None and self._has(first)), self.default_first)
 
     def default_budget(self, k: int, *, method: str) -> int:
-        """The budget of a search that names none: the one that judgements chose for about this k, at most the usual.
-
-        A folder may come from anybody: it can lower the cost of a search, and not raise it.
-        """
-        judged = [tuning for tuning in self.tunings if tuning.judged and method in JUDGED_METHODS]
-        near = [one for one in judged if abs(math.log(one.k / k)) <= _FARTHEST]
-        chosen = min(near, key=lambda one: abs(math.log(one.k / k))).budget if near else USUAL_CALLS
-        return min(max(k, chosen), USUAL_CALLS)
+        """The budget of a search that names none: the one that judgements chose for about this k, at most the usual."""
+        return default_budget(self.tunings, k, method=method)
 
     def tuned_start(
         self, first: str | AnyStage | None, fuse: float | None, *, k: int, budget: int, method: str
@@ -386,20 +370,6 @@ class Snapshot:
         if tuning is None or tuning.judged is None:
             return first, fuse, taken
         return first, tuning.judged.fuse, (*taken, "fuse")
-
-    def _near(self, k: int, budget: int) -> list[Tuning]:
-        """The tunings whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.
-
-        A tuning by judgements also serves the budgets between the one that it chose and the largest that it tried.
-        """
-        near = []
-        for tuning in self.tunings:
-            largest = tuning.judged.largest if tuning.judged else tuning.budget
-            nearest = min(max(budget, tuning.budget), largest)
-            apart = abs(math.log(tuning.k / k)), abs(math.log(nearest / budget))
-            if tuning.n_queries and max(apart) <= _FARTHEST:
-                near.append((sum(apart), tuning))
-        return [tuning for _, tuning in sorted(near, key=lambda one: one[0])]
 
     def _has(self, first: str) -> bool:
         return first in self._first or set(first.split(SEPARATOR)) <= set(self._first)
@@ -430,7 +400,6 @@ class Snapshot:
         """Drop all caches, because the folder has been written to."""
         with self._learning, self._lock:
             self._cache.clear()
-            self._own_slopes.clear()
             self._slopes.clear()
 
 

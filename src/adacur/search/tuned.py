@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from adacur.budget import USUAL_CALLS
 from adacur.data.stored import read_record, read_versioned, sealed_json
 from adacur.errors import DamagedIndex, InputError
 from adacur.protocols import ScorerCard
@@ -23,6 +25,7 @@ JUDGED_METHODS = ("gaussian", "rerank")
 USUAL_ROUNDS = 5
 # A tuning serves searches whose k and budget are within this factor of its own.
 REACH = 2
+_FARTHEST = math.log(REACH) + 1e-9
 
 
 class TuningWarning(UserWarning):
@@ -204,6 +207,33 @@ def as_stored(tunings: Iterable[Tuning], *, anchor_queries: Sequence[Query]) -> 
     entries = [asdict(tuning) for tuning in tunings]
     data = {"type": _TYPE, "format": _FORMAT, "anchors_digest": anchors_digest(anchor_queries), "tunings": entries}
     return sealed_json(data)
+
+
+def near(tunings: Iterable[Tuning], *, k: int, budget: int) -> list[Tuning]:
+    """Those whose k and budget are each within a factor of two, by |log k ratio| + |log budget ratio|.
+
+    A tuning by judgements also serves the budgets between the one that it chose and the largest that it tried.
+    """
+    found = []
+    for tuning in tunings:
+        largest = tuning.judged.largest if tuning.judged else tuning.budget
+        nearest = min(max(budget, tuning.budget), largest)
+        apart = abs(math.log(tuning.k / k)), abs(math.log(nearest / budget))
+        if tuning.n_queries and max(apart) <= _FARTHEST:
+            found.append((sum(apart), tuning))
+    return [tuning for _, tuning in sorted(found, key=lambda one: one[0])]
+
+
+def default_budget(tunings: Iterable[Tuning], k: int, *, method: str) -> int:
+    """The budget of a search that names none: the one that judgements chose for about this k, at most the usual.
+
+    A folder may come from anybody: it can lower the cost of a search, and not raise it.
+    """
+    judged = [tuning for tuning in tunings if tuning.judged and method in JUDGED_METHODS]
+    nearest = min(judged, key=lambda one: abs(math.log(one.k / k)), default=None)
+    if nearest is None or abs(math.log(nearest.k / k)) > _FARTHEST:
+        return USUAL_CALLS
+    return min(max(k, nearest.budget), USUAL_CALLS)
 
 
 def reach_of(value: int) -> tuple[int, int]:

@@ -11,17 +11,13 @@ lists = st.lists(st.lists(st.integers(0, 40), max_size=30), min_size=1, max_size
 
 
 @given(of_query=lists)
-def test_an_item_has_the_rise_of_its_best_rank_in_each_stage_and_unlisted_items_have_none(of_query) -> None:
+def test_a_listed_item_has_the_rise_of_its_best_rank_in_each_stage(of_query) -> None:
     stages = [np.array(some, dtype=np.intp) for some in of_query]
     features = RankSlopes.assumed(len(stages)).features(stages)
 
     assert features.positions.tolist() == sorted({at for some in of_query for at in some})
-    expected = [[RISE[some.index(at)] if at in some else 0.0 for some in of_query] for at in range(41)]
-    assert features.at(np.arange(41)).tolist() == expected
-
-
-def test_a_query_without_features_has_no_column() -> None:
-    assert ListedFeatures.none().at(np.array([3, 1])).shape == (2, 0)
+    expected = [[RISE[some.index(at)] if at in some else 0.0 for some in of_query] for at in features.positions]
+    assert features.values.tolist() == expected
 
 
 def test_there_is_room_for_the_longest_list_and_the_most_features() -> None:
