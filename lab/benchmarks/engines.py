@@ -2,10 +2,10 @@
 
     python lab/benchmarks/engines.py --scores DIR [--queries 200] [--engines lancedb,postgres] [--sample N] [--kill]
 
-No anchor queries, k = 10, B = 100, first stage "dense"; engines search exactly. An engine's prior is that of a sample
-of its vectors (`--sample` of them): where it is all, predictions are memory's. Counted are the queries for which an
-engine's search scores the same items in the same rounds as memory's; of the others, by how much their k-th best exact
-scores differ at most. Milliseconds are of a search, of which looking up the scores takes hardly any; the median.
+No anchor queries, k = 10, B = 100, first stage "dense"; engines search exactly. An engine's prior is that of all its
+vectors in a small collection, and else of a sample (`--sample`: of so many here too). Counted are the queries for which
+an engine's search scores the same items in the same rounds as memory's; of the others, how far their k-th best exact
+scores are apart at most. Milliseconds are of a search, of which looking up the scores takes hardly any; the median.
 Qdrant runs in its client's memory mode, which is Python and tells nothing of the server's speed.
 
 `--kill` ends Postgres with signal 9 in the midst of a search, and tells what that search and the next ones return.
@@ -129,10 +129,11 @@ def main() -> None:
     parser.add_argument("--scores", type=Path, required=True)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--engines", default="qdrant,lancedb,postgres")
-    parser.add_argument("--sample", type=int, default=engine_index._SAMPLE)
+    parser.add_argument("--sample", type=int)
     parser.add_argument("--kill", action="store_true")
     given = parser.parse_args()
-    engine_index._SAMPLE = given.sample
+    if given.sample is not None:
+        engine_index._ALL_ROWS, engine_index._SAMPLE = 0, given.sample
     folder = read_score_folder(given.scores, n_anchors=0, n_queries=given.queries)
     # Every engine has whole numbers as ids, and one text is one item.
     items = [Item(str(at), f"{item.text} ({at})") for at, item in enumerate(folder.items)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import adacur
-from adacur import AnchorIndex, Budget, Gaussian, Item, Query
-from adacur.errors import EmptyInput, EngineRefused, EngineUnavailable, InputError, UnknownName
+from adacur import AnchorIndex, Gaussian, Item, Query
+from adacur.errors import EmptyInput, EngineUnavailable, InputError, UnknownName
 from adacur.extras.engines import EngineWarning, search_in
 from adacur.extras.engines.vector_store import Found
 from tests.contracts.test_first_stages import LetterPairEncoder as Counts
@@ -213,20 +212,30 @@ def test_a_search_ends_with_what_it_has_where_the_engine_stops_answering() -> No
         there.search(QUERIES[0], 5, budget=50, first="dense")
 
 
-def test_items_that_are_deleted_under_a_search_are_passed_over(index) -> None:
-    gone: set[Any] = set()
+class RankedByWords(MemoryStore):
+    """Its words add up: an item has a number for each."""
 
-    class Shrinking(Flaky):
-        def items(self, keys: Any) -> Any:
-            return {key: item for key, item in super().items(keys).items() if key not in gone}
+    adds_words = True
 
-    Flaky.answers = 10**9
-    there = searched(as_it_is(Shrinking))
-    before = there.search(QUERIES[0], 5, budget=50, first="dense")
-    gone.update(index.items.positions(before.ids[:3]).tolist())
-    hits = there.search(QUERIES[0], 5, budget=50, first="dense")
-    assert not set(hits.ids) & set(before.ids[:3])
-    assert (hits.trace.calls, len(hits)) == (50, 5)
+    def words(self, text: str, n: int, *, where: Any = None) -> Found:
+        words = text.lower().split()
+        values = np.array([sum(item.text.split().count(word) for word in words) for item in ITEMS], dtype=np.float64)
+        order = np.argsort(-values, kind="stable")[: min(n, np.count_nonzero(values))]
+        return Found(order.tolist(), values[order])
+
+
+def test_the_word_that_matters_to_the_scorer_is_learned_where_the_engine_ranks_by_words(monkeypatch) -> None:
+    def only_violin(pairs: Any) -> list[float]:
+        return [float(item.split().count("violin")) for _, item in pairs]
+
+    found = []
+    for kind in (False, True):
+        monkeypatch.setattr(RankedByWords, "adds_words", kind)
+        store = RankedByWords(ITEMS, {"": np.ones((len(ITEMS), 2), np.float32)})
+        hits = search_in(store, scorer=only_violin).search("moss violin stone", 20, budget=40)
+        assert hits.trace.calls == 40
+        found.append(sum(hit.score for hit in hits))
+    assert found[1] > found[0]
 
 
 def test_a_collection_without_an_encoder_starts_from_words() -> None:
@@ -250,11 +259,6 @@ def test_another_encoder_than_the_one_of_the_vectors_is_refused() -> None:
         search_in(as_it_is(), scorer=scorer, encoder=Longer())
     with pytest.raises(UnknownName):
         search_in(as_it_is(), scorer=scorer, vector="nosuch")
-
-
-def test_a_deadline_holds_in_an_engine(there) -> None:
-    hits = there.search(QUERIES[0], 5, budget=Budget(60, deadline=30.0))
-    assert hits.trace.calls == 60
 
 
 def test_an_engine_is_asked_once_a_round_for_all_queries() -> None:
@@ -371,50 +375,6 @@ def test_a_collection_takes_no_options_of_folders() -> None:
         adacur.load("qdrant://:memory:/x")
     with pytest.raises(InputError):
         adacur.load("qdrant://:memory:/x", scorer=scorer, device="cpu")
-
-
-class Lying(MemoryStore):
-    """Answers otherwise than it was asked."""
-
-    how: ClassVar[str] = ""
-
-    def best(self, vector: str, questions: Any, **options: Any) -> list[Found]:
-        found = super().best(vector, questions, **options)
-        if Lying.how == "twice":
-            return [Found((*one.keys, *one.keys), np.tile(one.values, 2)) for one in found]
-        if Lying.how == "nan":
-            return [Found(one.keys, one.values * np.nan) for one in found]
-        if Lying.how == "fewer":
-            return found[1:]
-        if Lying.how == "odd":
-            raise KeyError("odd")
-        if Lying.how == "others":
-            return [Found((*one.keys, 10**9), np.append(one.values, 1e9)) for one in found]
-        return found
-
-
-def test_an_engine_that_lies_is_caught_or_harmless() -> None:
-    calls: list[str] = []
-
-    def counting(pairs: Any) -> np.ndarray:
-        calls.extend(item for _, item in pairs)
-        return scorer(pairs)
-
-    Lying.how = ""
-    found = searched(as_it_is(Lying), counting)
-    for how in ("twice", "nan", "fewer", "odd", "others"):
-        Lying.how = how
-        calls.clear()
-        if how in ("twice", "nan", "fewer", "odd"):
-            with pytest.raises((EngineUnavailable, EngineRefused)):
-                found.search(QUERIES[0], 5, budget=30, first="dense")
-            continue
-        # A key that nobody asked for ends the search with what it has.
-        expected = pytest.warns(EngineWarning) if how == "others" else contextlib.nullcontext()
-        with expected:
-            hits = found.search(QUERIES[0], 5, budget=30, first="dense")
-        assert len(calls) == len(set(calls)) == hits.trace.calls <= 30
-    Lying.how = ""
 
 
 def test_texts_in_another_field_are_refused_and_the_fields_named() -> None:

@@ -9,7 +9,6 @@ import time
 import traceback
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -207,10 +206,6 @@ def test_columns_that_are_missing_or_unfit_are_named(server: PostgresServer, url
         store.count("yeer > 3")
     with pytest.raises(InputError):
         store.count({"year": "abc"})
-    with pytest.raises(InputError):
-        store.best("v", [Nearest(np.ones(3), 1)])
-    with pytest.raises(InputError):
-        store.best("v", [Nearest(np.array([1, np.nan]), 1)])
     store.close()
 
 
@@ -286,12 +281,6 @@ def test_no_condition_makes_a_later_one_write(
     assert store.count("current_setting('statement_timeout') = '1min'") == 2
 
 
-def test_an_answer_that_is_not_finite_is_refused(store: CheckedStore, server: PostgresServer, url: str) -> None:
-    fill(server, url, np.full((1, 2), 3e38))
-    with pytest.raises(EngineUnavailable):
-        store.best("v", [Nearest(np.full(2, 3e38), 1)])
-
-
 def test_more_of_the_words_rank_higher(store: CheckedStore, server: PostgresServer, url: str) -> None:
     fill(server, url, rows(3, 2), ["mould mould mould mould", "fleming saw mould in a dish", "nothing"])
     assert store.words("which dish of mould did Fleming see", 3).keys == (1, 0)
@@ -311,20 +300,9 @@ def test_exact_reads_past_an_index_which_others_use(store: CheckedStore, server:
     assert (np.diff(approximate.values) <= 0).all()
     rare = store.best("v", [Nearest(weights, 10)], where={"at": list(range(0, 3000, 100))}, exact=False)[0]
     assert len(rare.keys) == 10
-
-
-def test_threads_share_a_store(store: CheckedStore, server: PostgresServer, url: str) -> None:
-    vectors = rows(500, 4)
-    fill(server, url, vectors)
-    questions = rows(64, 4)
-
-    def ask(weights: np.ndarray) -> bool:
-        found = store.best("v", [Nearest(weights, 5)])[0]
-        return list(found.keys) == np.argsort(-(vectors @ weights))[:5].tolist() and len(store.items(found.keys)) == 5
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(ask, questions))
-    assert store.count() == 500
+    # Those that a question names lie where the index does not look.
+    named = store.best("v", [Nearest(weights, 300, within=truth[-300:].tolist())], exact=False)[0]
+    assert list(named.keys) == truth[-300:].tolist()
 
 
 def test_a_restart_between_calls_is_survived(store: CheckedStore, server: PostgresServer, url: str) -> None:

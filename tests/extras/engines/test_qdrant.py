@@ -8,7 +8,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -135,13 +134,6 @@ def test_a_point_without_the_vector_has_no_row() -> None:
     assert set(store.rows("b", [1, 2])) == {2}
 
 
-def test_weights_of_another_size_or_that_are_no_numbers_are_refused() -> None:
-    store = theirs(*plain())
-    for weights in (np.ones(4, np.float32), np.array([1, 2, np.nan, 3, 4], np.float32)):
-        with pytest.raises(InputError):
-            store.best("", [Nearest(weights, 1)])
-
-
 def test_a_sample_of_a_users_ids_is_distinct_and_the_same_each_time() -> None:
     numbers = [10**6 + 1000 * at for at in range(300)]
     for ids in (numbers, [str(uuid.uuid5(uuid.NAMESPACE_URL, str(at))) for at in range(300)]):
@@ -152,13 +144,6 @@ def test_a_sample_of_a_users_ids_is_distinct_and_the_same_each_time() -> None:
             assert store.sample(n) == sample
         assert set(store.sample(1000)) == set(ids)
     assert store.sample(0) == ()
-
-
-def test_threads_share_a_store() -> None:
-    store = theirs(*plain())
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: store.best("", [Nearest(WEIGHTS, 5)])[0].keys, range(40)))
-    assert len(set(found)) == 1
 
 
 # Filters

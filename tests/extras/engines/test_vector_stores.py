@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,21 @@ def test_items_that_a_question_names_are_found_where_an_index_is_allowed(store: 
     found = store.best("features", questions, exact=False)[1]
     assert set(found.keys) == set(within)
     np.testing.assert_allclose(found.values, (ROWS @ WEIGHTS[0])[list(found.keys)], rtol=1e-4, atol=1e-4)
+
+
+def test_threads_share_a_store(store: CheckedStore) -> None:
+    def ask(weights: np.ndarray) -> bool:
+        found = store.best("features", [Nearest(weights, 5)])[0]
+        return list(found.keys) == truth(weights, np.ones(N, bool), 5) and len(store.items(found.keys)) == 5
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, np.tile(WEIGHTS, (6, 1))))
+
+
+@pytest.mark.parametrize("weights", [np.ones(WIDTH - 1), np.full(WIDTH, np.nan)], ids=["size", "nan"])
+def test_weights_of_another_size_or_that_are_no_numbers_are_refused(store: CheckedStore, weights: np.ndarray) -> None:
+    with pytest.raises(InputError):
+        store.best("features", [Nearest(weights, 1)])
 
 
 def test_its_name_opens_the_same_collection(store: CheckedStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import pytest
 from adacur import errors
 from adacur.errors import InputError, MissingExtra
 from adacur.extras.ray import Ray, RayActors
-from adacur.extras.ray.ray_executor import capacity, connected
 from adacur.store.executor import WorkersLost
 
 pytestmark = [
@@ -191,9 +190,9 @@ def test_a_node_that_joins_is_used_and_the_task_of_one_that_leaves_goes_to_anoth
 
 
 def test_room_counts_what_a_worker_takes() -> None:
-    assert capacity(cpus=1, gpus=0) >= 2
-    assert capacity(cpus=2, gpus=0) >= 1
-    assert capacity(cpus=1, gpus=1) == capacity(cpus=64, gpus=0) == 0
+    assert Ray().capacity(cpus=1, gpus=0) >= 2
+    assert Ray().capacity(cpus=2, gpus=0) >= 1
+    assert Ray().capacity(cpus=1, gpus=1) == Ray().capacity(cpus=64, gpus=0) == 0
     with pytest.raises(WorkersLost):
         list(RayActors(refuse, gpus=1).run(["a"]))
 
@@ -201,7 +200,7 @@ def test_room_counts_what_a_worker_takes() -> None:
 def test_a_connection_that_is_there_is_used_and_kept() -> None:
     import ray
 
-    with connected():
+    with Ray().connected():
         assert ray.is_initialized()
     assert ray.is_initialized()
 
@@ -214,6 +213,6 @@ def test_an_address_where_nobody_answers_is_told_with_what_to_do(monkeypatch, ad
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with (
         pytest.raises(InputError),
-        connected(address),
+        Ray(address).connected(),
     ):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import os
 import re
 import warnings
@@ -16,7 +17,7 @@ import numpy as np
 
 from adacur.arrays import FloatArray
 from adacur.errors import AdacurError, EngineUnavailable, InputError
-from adacur.extras.engines.qdrant_filters import compiled, models
+from adacur.extras.engines.checked_store import shown
 from adacur.extras.engines.store_urls import address_in, without_credentials
 from adacur.extras.engines.vector_store import Found, Key, Nearest, VectorStore, Where
 from adacur.records import Item, field_names, field_of
@@ -86,34 +87,32 @@ class QdrantStore(VectorStore):
         return {
             name: one.size
             for name, one in self._vectors.items()
-            if one.distance in (models().Distance.DOT, models().Distance.COSINE) and not one.multivector_config
+            if one.distance in (_models().Distance.DOT, _models().Distance.COSINE) and not one.multivector_config
         }
 
     def count(self, where: Where = None) -> int:
-        return int(self._client.count(self._collection, count_filter=compiled(where), exact=True).count)
+        return int(self._client.count(self._collection, count_filter=_compiled(where), exact=True).count)
 
     def best(
         self, vector: str, questions: Sequence[Nearest], *, where: Where = None, exact: bool = True
     ) -> list[Found]:
-        m = models()
+        m = _models()
         requests = [
             m.QueryRequest(
                 query=m.NearestQuery(nearest=question.weights.tolist()),
                 using=vector or None,
                 limit=question.n,
-                filter=compiled(where, question),
+                filter=_compiled(where, question),
                 # An index looks where the best are, and the items that a question names may lie elsewhere.
                 params=self._params(exact or question.within is not None),
             )
             for question in questions
         ]
         answers = self._client.query_batch_points(self._collection, requests=requests)
-        if len(answers) != len(requests):
-            raise EngineUnavailable(f"{self.name} gave {len(answers)} answers to {len(requests)} questions.")
         is_cosine = self._vectors[vector].distance == m.Distance.COSINE
         # The engine compares unit vectors with the direction of the weights.
         lengths = [float(np.linalg.norm(one.weights)) if is_cosine else 1.0 for one in questions]
-        return [_found(answer.points, length) for answer, length in zip(answers, lengths, strict=True)]
+        return [_found(answer.points, lengths[at]) for at, answer in enumerate(answers)]
 
     def rows(self, vector: str, keys: Sequence[Key]) -> dict[Key, FloatArray]:
         rows = {}
@@ -129,15 +128,17 @@ class QdrantStore(VectorStore):
         return {_key(point.id): self._item(point) for point in points}
 
     def words(self, text: str, n: int, *, where: Where = None) -> Found:
-        m = models()
-        filter_ = compiled(where)
+        m, condition = _models(), _compiled(where)
         sparse = next((name for name in self._description.sparse_vectors or {} if "bm25" in name.lower()), None)
-        if sparse is not None:
-            words = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
-            return self._queried(m.SparseVector(indices=words.indices, values=words.values), sparse, n, filter_)
-        raise InputError(
-            f"{self.name} has no ranked search for words: that takes a sparse vector with 'bm25' in its name, with IDF."
-        )
+        if sparse is None:
+            raise InputError(
+                f"{self.name} has no ranked search for words: that takes a sparse vector with 'bm25' in its name, with "
+                "IDF."
+            )
+        words = require("qdrant_edge", extra="qdrant").Bm25().embed_query(text)
+        query = m.SparseVector(indices=words.indices, values=words.values)
+        options = {"using": sparse, "limit": n, "query_filter": condition, "with_payload": False}
+        return _found(self._client.query_points(self._collection, query=query, **options).points)
 
     def sample(self, n: int) -> list[Key]:
         """Evenly over the ids of a collection that has 0, 1, 2, …; of others the first, which is chance with UUIDs."""
@@ -194,15 +195,11 @@ class QdrantStore(VectorStore):
         return dense if isinstance(dense, dict) else {"": dense} if dense else {}
 
     def _params(self, exact: bool) -> Any:
-        m = models()
+        m = _models()
         if self._client.init_options.get("location") == ":memory:" or self._client.init_options.get("path"):
             return None
         # Compressed copies of the vectors do not give exact values: left aside, or corrected by the originals.
         return m.SearchParams(exact=exact, quantization=m.QuantizationSearchParams(ignore=exact, rescore=not exact))
-
-    def _queried(self, query: Any, using: str, n: int, filter_: Any) -> Found:
-        options = {"using": using, "limit": n, "query_filter": filter_, "with_payload": False}
-        return _found(self._client.query_points(self._collection, query=query, **options).points)
 
     def _points(self, keys: Sequence[Key], **wanted: Any) -> Iterator[Any]:
         for start in range(0, len(keys), _BATCH):
@@ -246,3 +243,65 @@ def _found(points: Sequence[Any], length: float = 1.0) -> Found:
 
 def _key(id_: Any) -> Key:
     return id_ if isinstance(id_, int) else str(id_)
+
+
+def _models() -> Any:
+    """The models of Qdrant's client."""
+    return require("qdrant_client.models", extra="qdrant")
+
+
+def _compiled(where: Where, question: Nearest | None = None) -> Any:
+    """A filter, and the keys that a question names, as one of Qdrant's; None where there is neither."""
+    m = _models()
+    if where is None:
+        must = []
+    elif isinstance(where, Mapping):
+        must = [_has(name, values) for name, values in where.items()]
+    elif isinstance(where, m.Filter):
+        must = [where]
+    else:
+        raise InputError(f"A filter must be a dictionary of metadata or a models.Filter; got {type(where).__name__}.")
+    must_not = []
+    if question is not None and question.within is not None:
+        must.append(m.HasIdCondition(has_id=list(question.within)))
+    if question is not None and question.without:
+        must_not.append(m.HasIdCondition(has_id=list(question.without)))
+    return m.Filter(must=must, must_not=must_not) if must or must_not else None
+
+
+def _has(name: str, values: list[Any]) -> Any:
+    """That a field has one of these values, be its name written with dots or its place inside dictionaries."""
+    m = _models()
+    here = _is_any(_quoted(name), values)
+    parts = name.split(".")
+    if len(parts) == 1 or not all(parts):
+        return here
+    lacks = m.FieldCondition(key=_quoted(name), is_empty=True)
+    return m.Filter(should=[here, m.Filter(must=[lacks, _is_any(".".join(map(_quoted, parts)), values)])])
+
+
+def _is_any(path: str, values: list[Any]) -> Any:
+    m = _models()
+    if not values:
+        return m.HasIdCondition(has_id=[])
+    if len({type(value) for value in values}) == 1 and type(values[0]) in (str, int):
+        return m.FieldCondition(key=path, match=m.MatchAny(any=values))
+    return m.Filter(should=[_is(path, value) for value in values])
+
+
+def _is(path: str, value: str | bool | int | float | None) -> Any:
+    m = _models()
+    if value is None:
+        return m.FieldCondition(key=path, is_null=True)
+    if isinstance(value, float):
+        # The engine's last digit may be another.
+        near = m.Range(gte=math.nextafter(value, -math.inf), lte=math.nextafter(value, math.inf))
+        return m.FieldCondition(key=path, range=near)
+    return m.FieldCondition(key=path, match=m.MatchValue(value=value))
+
+
+def _quoted(name: str) -> str:
+    """A name as a path into a payload, where dots and brackets would lead inside."""
+    if '"' in name:
+        raise InputError(f"Qdrant cannot filter by a field called {shown(name)}.")
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'

@@ -44,13 +44,45 @@ class Ray:
     def __post_init__(self) -> None:
         at_least(1, workers=self.workers)
 
-    def connected(self) -> contextlib.AbstractContextManager[None]:
-        """A connection to the cluster, which is started and ended here if it has no address."""
-        return connected(self.address)
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """A connection to the cluster, which is started and ended here if it has no address.
+
+        A process has one connection: where there is one already, it is used and left open.
+        """
+        ray = require("ray", extra="ray")
+        if ray.is_initialized():
+            yield
+            return
+        with _quiet(ray):
+            try:
+                _check_listening(self.address)
+                with warnings.catch_warnings():
+                    # Hints for Ray's users, which would be errors where warnings are.
+                    warnings.simplefilter("ignore")
+                    local = {} if self.address else {"include_dashboard": False}
+                    ray.init(address=self.address or "local", log_to_driver=False, configure_logging=False, **local)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise InputError(
+                    f"No Ray cluster can be used at {self.address or 'this machine'!r}: {error}. Start one with "
+                    "`ray start --head` and give its address, or leave the address out to use this machine only."
+                ) from error
+            try:
+                yield
+            finally:
+                # Not where Python is ending: Ray has then ended the connection by itself.
+                if ray.is_initialized():
+                    ray.shutdown()
 
     def capacity(self, *, cpus: int, gpus: int) -> int:
         """How many workers of this size the nodes hold, if nothing else runs there."""
-        return capacity(cpus=cpus, gpus=gpus)
+        ray = require("ray", extra="ray")
+        needs = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+        return sum(
+            min(int(node["Resources"].get(name, 0) // amount) for name, amount in needs.items())
+            for node in ray.nodes()
+            if node["Alive"]
+        )
 
     def executor_of(
         self, opener: Callable[[], Callable[[Any], Any]], *, at_most: int, cpus: int, gpus: int
@@ -60,53 +92,11 @@ class Ray:
         return RayActors(opener, executor=fewer, cpus=cpus, gpus=gpus)
 
 
-@contextlib.contextmanager
-def connected(address: str | None = None) -> Iterator[None]:
-    """A connection to the cluster at `address`, by default to one that is started here and ended again.
-
-    A process has one connection: where there is one already, it is used and left open.
-    """
-    ray = require("ray", extra="ray")
-    if ray.is_initialized():
-        yield
-        return
-    with _quiet(ray):
-        try:
-            _check_listening(address)
-            with warnings.catch_warnings():
-                # Hints for Ray's users, which would be errors where warnings are.
-                warnings.simplefilter("ignore")
-                local = {} if address else {"include_dashboard": False}
-                ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise InputError(
-                f"No Ray cluster can be used at {address or 'this machine'!r}: {error}. Start one with "
-                "`ray start --head` and give its address, or leave the address out to use this machine only."
-            ) from error
-        try:
-            yield
-        finally:
-            # Not where Python is ending: Ray has then ended the connection by itself.
-            if ray.is_initialized():
-                ray.shutdown()
-
-
 def _check_listening(address: str | None) -> None:
     """An error at once where nothing listens; Ray would retry for minutes and print each failure."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-
-
-def capacity(*, cpus: int, gpus: int) -> int:
-    """How many workers of this size the nodes of the cluster hold, if nothing else runs there."""
-    ray = require("ray", extra="ray")
-    needs = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
-    return sum(
-        min(int(node["Resources"].get(name, 0) // amount) for name, amount in needs.items())
-        for node in ray.nodes()
-        if node["Alive"]
-    )
 
 
 class RayActors(Generic[Task, Result]):
@@ -133,8 +123,8 @@ class RayActors(Generic[Task, Result]):
         """Each task with its result, as they finish."""
         ray = require("ray", extra="ray")
         actors: list[Any] = []
-        with connected(self._executor.address), contextlib.closing(read_ahead(tasks)) as upcoming:
-            if self._executor.workers is None and not capacity(**self._size):
+        with self._executor.connected(), contextlib.closing(read_ahead(tasks)) as upcoming:
+            if self._executor.workers is None and not self._executor.capacity(**self._size):
                 raise WorkersLost(f"No node of the Ray cluster has room for a worker, which takes {self._size}.")
             try:
                 yield from self._finished(ray, actors, upcoming)
@@ -149,7 +139,7 @@ class RayActors(Generic[Task, Result]):
         again: list[_Work] = []
         last_sign, failed_starts, all_read = time.monotonic(), 0, False
         while not all_read or again or any(work for _, work in awaited.values()):
-            places = 0 if all_read and not again else self._executor.workers or capacity(**self._size)
+            places = 0 if all_read and not again else self._executor.workers or self._executor.capacity(**self._size)
             for _ in range(places - len(actors)):
                 actors.append(self._started(ray))
                 awaited[actors[-1].ping.remote()] = actors[-1], None
