@@ -99,13 +99,13 @@ def ray_cluster():
     """A Ray cluster on this machine, of one node with two CPUs, to which tests may add; this process is connected."""
     from ray.cluster_utils import Cluster
 
-    from adacur.extras.ray.ray_executor import connected
+    from adacur.extras.ray import Ray
 
     # By default Ray sets a third of the memory aside for objects, and each process that tests starts a cluster.
     node = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 200 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
-        with connected(cluster.address):
+        with Ray(cluster.address).connected():
             yield cluster
     finally:
         cluster.shutdown()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from word_worlds import pooled, word_index
 
 from adacur import AnchorIndex, Dense
 from adacur.errors import EmptyInput, InputError
 from adacur.extras.train import TrainingSettings
 from adacur.first_stages import SentenceTransformerEncoder
 from adacur_lab.distillation import distill
-from tests.extras.train.word_worlds import pooled, word_index
 from tests.unit.scorers.cross_encoders.tiny_models import tiny_transformer
 
 torch = pytest.importorskip("torch")

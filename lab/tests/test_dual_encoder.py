@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from word_worlds import pooled, word_collection
 
 from adacur import BM25, Dense, Item, Query
 from adacur.data import JudgedCollection
@@ -16,7 +17,6 @@ from adacur.extras.train.judged_queries import JudgedQueries, learning_data, wit
 from adacur.first_stages import SentenceTransformerEncoder
 from adacur.records import ItemList
 from adacur_lab.dual_encoder import nearest_but, retrieval_quality, train_dual_encoder
-from tests.extras.train.word_worlds import pooled, word_collection
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_transformer
 
 torch = pytest.importorskip("torch")

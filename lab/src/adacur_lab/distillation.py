@@ -14,8 +14,7 @@ from adacur.arrays import IntArray
 from adacur.budget import is_whole
 from adacur.errors import EmptyInput, InputError
 from adacur.extras.train.judged_queries import split_for_learning, update_with_texts
-from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.training_settings import TrainingSettings, check_installed
+from adacur.extras.train.run_folder import RunFolder, Trained, TrainingSettings, check_installed
 from adacur.search import AnchorIndex
 from adacur_lab.dual_encoder import first_stage_depth, nearest_but
 

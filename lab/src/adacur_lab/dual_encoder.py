@@ -15,8 +15,7 @@ from adacur.data import JudgedCollection
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import learning_data, same_words, with_equal_texts
 from adacur.extras.train.negatives import Draws, Pool, facts_of_first, near_misses, without
-from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.training_settings import TrainingSettings, check_installed
+from adacur.extras.train.run_folder import RunFolder, Trained, TrainingSettings, check_installed
 from adacur.first_stages import AnyStage
 
 if TYPE_CHECKING:

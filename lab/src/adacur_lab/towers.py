@@ -16,9 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from adacur.arrays import FloatArray, IntArray
 from adacur.errors import InputError
-from adacur.extras.train.judged_queries import distinct_texts
 from adacur.extras.train.ranking_model import untied
-from adacur.extras.train.written_whole import written_whole
+from adacur.extras.train.run_folder import written_whole
 from adacur.protocols import Items
 from adacur.scorers.cross_encoders.checkpoints import json_in, quiet, token_limit
 
@@ -147,7 +146,8 @@ class TowerItems:
     """The items of a collection as a dual encoder sees them; equal texts are one row, encoded once."""
 
     def __init__(self, towers: TowerPair, items: Items) -> None:
-        self.texts, self.row_of = distinct_texts(items)
+        texts, self.row_of = np.unique([item.text for item in items.at(range(len(items)))], return_inverse=True)
+        self.texts = texts.tolist()
         self._towers = towers
 
     def nearest(self, queries: Sequence[str], k: int) -> IntArray:

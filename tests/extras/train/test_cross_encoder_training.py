@@ -83,7 +83,7 @@ def test_what_marks_relevant_items_is_learnt_and_the_model_is_opened_by_its_path
     if head == "cls":
         trained = request.getfixturevalue("judged")
     else:
-        trained = well_trained(tmp_path / "model", base, head="emb", add_tags=True)
+        trained = well_trained(tmp_path / "model", base, head="emb")
     assert trained.before["mrr"] < 0.6
     assert trained.best["mrr"] > 0.95
     tiny = collection()
@@ -174,35 +174,13 @@ def test_token_types_are_left_out_in_training_where_the_scorer_leaves_them_out(t
     checks, quality = [], checking.ranking_quality
     monkeypatch.setattr(checking, "ranking_quality", lambda *of: (checks.append(of), quality(*of))[1])
     settings = replace(QUICK, epochs=1)
-    trained = train(tmp_path / "model", base, head=head, add_tags=True, settings=settings)
+    trained = train(tmp_path / "model", base, head=head, settings=settings)
     scores, shortlists, _ = checks[-1 if trained.best_update else 0]
     tiny = collection()
     held_out = learning_data(tiny, held_out=8).held_out.queries
     pairs = [(query, tiny.items[at]) for query, own in zip(held_out, shortlists, strict=True) for at in own]
     with TorchCrossEncoder(tmp_path / "model", device="cpu") as scorer:
         np.testing.assert_allclose(scorer.score(pairs), np.concatenate(scores), atol=1e-4)
-
-
-def test_training_leaves_what_transformers_says_as_it_was(tmp_path, base) -> None:
-    logging = pytest.importorskip("transformers").utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_info()
-    try:
-        train(tmp_path / "model", base, settings=replace(QUICK, epochs=1))
-        assert logging.get_verbosity() == logging.INFO
-    finally:
-        logging.set_verbosity(before)
-
-
-def test_a_finished_run_is_not_run_again(base, whole) -> None:
-    written = (whole.folder / "model.safetensors").stat().st_mtime_ns
-    assert train(whole.folder, base) == whole
-    assert (whole.folder / "model.safetensors").stat().st_mtime_ns == written
-
-
-def test_a_folder_begun_with_other_settings_is_refused_by_their_names(base, whole) -> None:
-    with pytest.raises(InputError):
-        train(whole.folder, base, negatives=6)
 
 
 def test_an_index_is_not_trained_into(tmp_path, base) -> None:
@@ -316,7 +294,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_learning_rate(tmp_
         body.encoder.layer[-1].output.LayerNorm.weight.fill_(1e30)
     body.save_pretrained(base)
     with pytest.raises(TrainingFailed):
-        train(tmp_path / "model", base, head="emb", add_tags=True)
+        train(tmp_path / "model", base, head="emb")
 
 
 def test_weights_that_are_no_numbers_end_the_run_before_they_are_checked_and_kept(tmp_path, base, monkeypatch) -> None:
@@ -363,7 +341,7 @@ def calm(tmp_path) -> Path:
 @pytest.mark.parametrize("head", [None, EmbHead()])
 def test_a_step_too_large_for_the_memory_has_the_same_gradients(calm, head, monkeypatch) -> None:
     torch.manual_seed(0)
-    model = RankingModel(calm, head, add_tags=True, max_tokens=None, max_item_tokens=None).train()
+    model = RankingModel(calm, head, max_tokens=None, max_item_tokens=None).train()
     texts = model.tokens.texts(QUERIES, ITEMS)
     rng = np.random.default_rng(0)
     step = model.step(texts, [(place, rng.choice(len(ITEMS), 6, replace=False)) for place in range(len(QUERIES))])
@@ -408,28 +386,6 @@ def test_accumulated_steps_learn_what_one_large_step_does(tmp_path, calm) -> Non
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
 
 
-@pytest.mark.parametrize(
-    "qrels", [{"q0": {"i0": 0}, "q1": {"i1": 0}}, {"q0": {"elsewhere": 1}}, {"q0": {"i0": 1}}], ids=str
-)
-def test_judgements_without_enough_relevant_items_are_refused(tmp_path, base, qrels) -> None:
-    tiny = JudgedCollection("tiny", collection().items, collection().queries, qrels)
-    with pytest.raises(InputError):
-        train_cross_encoder(tiny, tmp_path / "m", base=base, first=first(collection()))
-
-
-def test_a_collection_of_nothing_but_relevant_items_is_refused(tmp_path, base) -> None:
-    tiny = collection()
-    everything = {query.id: {item.id: 1 for item in tiny.items} for query in tiny.queries}
-    with pytest.raises(InputError):
-        train_cross_encoder(
-            JudgedCollection("tiny", tiny.items, tiny.queries, everything),
-            tmp_path / "m",
-            base=base,
-            first=first(tiny),
-            head="cls",
-        )
-
-
 def test_a_first_stage_that_finds_nothing_to_check_with_is_refused(tmp_path, base) -> None:
     strangers = BM25.build([Item(item.id, f"stranger{n}") for n, item in enumerate(collection().items)])
     with pytest.raises(InputError):
@@ -443,10 +399,10 @@ def test_a_base_that_lacks_weights_of_its_encoder_is_refused(tmp_path, head) -> 
     # A head and a pooler may be missing; a layer may not.
     whole = {name: weight for name, weight in body.state_dict().items() if not name.startswith("pooler.")}
     body.save_pretrained(base, state_dict=whole)
-    train(tmp_path / "headless", base, head=head, add_tags=True, settings=replace(QUICK, epochs=1))
+    train(tmp_path / "headless", base, head=head, settings=replace(QUICK, epochs=1))
     body.save_pretrained(base, state_dict={name: row for name, row in whole.items() if "layer.1" not in name})
     with pytest.raises(InputError):
-        train(tmp_path / "cut", base, head=head, add_tags=True)
+        train(tmp_path / "cut", base, head=head)
 
 
 def test_a_tokenizer_that_is_python_alone_is_refused(tmp_path) -> None:
@@ -469,11 +425,6 @@ def test_a_device_is_checked_before_anything_is_read(tmp_path, base, device) -> 
 def test_bfloat16_on_a_cpu_is_refused(tmp_path, base) -> None:
     with pytest.raises(InputError):
         train(tmp_path / "model", base, device="cpu", settings=replace(QUICK, precision="bfloat16"))
-
-
-def test_a_base_without_the_tags_is_refused_with_what_to_do(tmp_path, base) -> None:
-    with pytest.raises(InputError):
-        train(tmp_path / "model", base, head="emb")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from adacur.errors import FileFormatError, InputError, StorageFull
 from adacur.extras.train import EmbHead, load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
-from adacur.scorers import TorchCrossEncoder, scorer
+from adacur.scorers import TorchCrossEncoder
 from adacur.scorers.cross_encoders.forwards import PaddedBatches
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
 from tests.unit.scorers.cross_encoders.tiny_models import ITEMS, PAIRS, QUERIES, WORDS, tiny_emb, tiny_transformer
@@ -146,17 +146,15 @@ def test_tags_keep_the_ids_that_a_vocabulary_has_for_them(tmp_path) -> None:
     assert tokenizer("w1w37")["input_ids"][2:-1] == [before["w1"], before["w37"]]
 
 
-def test_a_base_without_the_tags_is_refused_or_gets_them(tmp_path) -> None:
+def test_a_base_without_the_tags_gets_them(tmp_path) -> None:
     base = tiny_transformer(tmp_path)
-    with pytest.raises(InputError, match=r"\[unused0\].*\[unused1\].*\[unused2\].*add_tags"):
-        make_emb_cross_encoder(base)
     known = make_emb_cross_encoder(base, head=EmbHead("w0", "w1", "w2"))[1].get_parameter(
         "base_model.embeddings.word_embeddings.weight"
     )
     torch.manual_seed(1)
-    _, module = make_emb_cross_encoder(base, add_tags=True)
+    _, module = make_emb_cross_encoder(base)
     torch.manual_seed(2)
-    _, again = make_emb_cross_encoder(base, add_tags=True)
+    _, again = make_emb_cross_encoder(base)
     words = module.base_model.embeddings.word_embeddings.weight
     assert module.tag_ids == (len(known), len(known) + 1, len(known) + 2)
     assert module.config.vocab_size == len(words) == len(known) + 3
@@ -170,7 +168,7 @@ def test_a_base_with_a_decoder_is_refused(tmp_path) -> None:
     transformers.AutoTokenizer.from_pretrained(tiny_transformer(tmp_path / "bert")).save_pretrained(tmp_path / "t5")
     transformers.T5Model(small).save_pretrained(tmp_path / "t5")
     with pytest.raises(InputError):
-        make_emb_cross_encoder(tmp_path / "t5", add_tags=True)
+        make_emb_cross_encoder(tmp_path / "t5")
 
 
 def test_a_sentence_transformers_folder_serves_as_base(tmp_path) -> None:
@@ -179,9 +177,9 @@ def test_a_sentence_transformers_folder_serves_as_base(tmp_path) -> None:
     library.SentenceTransformer(str(base), device="cpu").save(str(tmp_path / "whole"))
     (tmp_path / "old").mkdir()
     shutil.copytree(base, tmp_path / "old" / "0_Transformer")
-    _, older = make_emb_cross_encoder(tmp_path / "old", add_tags=True)
-    _, module = make_emb_cross_encoder(tmp_path / "whole", add_tags=True)
-    _, plain = make_emb_cross_encoder(base, add_tags=True)
+    _, older = make_emb_cross_encoder(tmp_path / "old")
+    _, module = make_emb_cross_encoder(tmp_path / "whole")
+    _, plain = make_emb_cross_encoder(base)
     for name, weight in plain.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], weight, rtol=0, atol=0)
         torch.testing.assert_close(older.state_dict()[name], weight, rtol=0, atol=0)
@@ -198,12 +196,6 @@ def test_another_head_over_the_same_weights_has_another_card(tmp_path) -> None:
             cards.append(opened.card)
     assert cards[0] == cards[2]
     assert len({card.settings for card in cards}) == 2
-
-
-def test_the_factory_opens_the_folder(folder) -> None:
-    with scorer(folder, device="cpu") as opened, TorchCrossEncoder(folder, device="cpu") as direct:
-        assert isinstance(opened, TorchCrossEncoder)
-        np.testing.assert_array_equal(opened.score(PAIRS), direct.score(PAIRS))
 
 
 @pytest.mark.parametrize("head", [{"item": "[unused0]"}, {"query_start": " "}])

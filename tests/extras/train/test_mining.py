@@ -155,8 +155,6 @@ def train(folder: Path, base: Path, tiny, **options):
 
 
 def test_a_run_that_is_killed_while_it_mines_goes_on_with_what_it_had_mined(tmp_path, base, tiny, monkeypatch) -> None:
-    from adacur.extras.train import turns
-
     minings = 0
 
     def ended(*args, **options):
@@ -167,7 +165,7 @@ def test_a_run_that_is_killed_while_it_mines_goes_on_with_what_it_had_mined(tmp_
         return mine(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(turns, "mine", ended)
+        patch.setattr("adacur.extras.train.mining.mine", ended)
         with pytest.raises(KeyboardInterrupt):
             train(tmp_path / "m", base, tiny)
     first = (tmp_path / "m" / "training" / "mined-1.npz").read_bytes()
@@ -177,14 +175,6 @@ def test_a_run_that_is_killed_while_it_mines_goes_on_with_what_it_had_mined(tmp_
     # Of four epochs three were done.
     assert trained.queries == 22
     assert not (trained.folder / "training" / "as-it-is").exists()
-
-
-def test_turns_must_fit_the_epochs_and_calls_the_index(tmp_path, base, tiny) -> None:
-    with pytest.raises(InputError):
-        train(tmp_path / "m", base, tiny, turns=5)
-    with pytest.raises(InputError):
-        train(tmp_path / "m", base, tiny, mining_calls=100)
-    assert not (tmp_path / "m").exists()
 
 
 def test_the_cost_is_told_and_one_turn_mines_nothing(tmp_path, base, tiny, caplog) -> None:

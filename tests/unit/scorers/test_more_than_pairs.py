@@ -207,7 +207,7 @@ def test_settings_of_an_odd_type_are_the_folders_fault(tmp_path, file, content) 
 def test_a_classifier_trained_on_plain_pairs_has_no_template_of_its_base(tmp_path) -> None:
     from adacur.extras.train.ranking_model import untrained
 
-    tokenizer, model = untrained(tiny_decoder(tmp_path / "base"), None, add_tags=False)
+    tokenizer, model = untrained(tiny_decoder(tmp_path / "base"), None)
     for saved in (tokenizer, model):
         saved.save_pretrained(tmp_path / "trained")
     with scorer(tmp_path / "trained", device="cpu") as opened:

@@ -33,7 +33,7 @@ from adacur.extras.train import export_onnx, make_emb_cross_encoder, save_emb_cr
 for style in ("bert", "roberta", "distilbert"):
     TorchCrossEncoder(folder / style).close()
     done(f"opened {style}")
-tokenizer, module = make_emb_cross_encoder(folder / "roberta", add_tags=True)
+tokenizer, module = make_emb_cross_encoder(folder / "roberta")
 done("made [EMB]")
 save_emb_cross_encoder(module, tokenizer, folder / "saved")
 done("saved [EMB]")

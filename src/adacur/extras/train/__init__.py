@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from adacur.extras.train.cross_encoder import CrossEncoderHead, train_cross_encoder
-from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder, make_emb_cross_encoder, save_emb_cross_encoder
-from adacur.extras.train.emb_head import EmbHead
+from adacur.extras.train.emb_cross_encoder import (
+    EmbHead,
+    load_emb_cross_encoder,
+    make_emb_cross_encoder,
+    save_emb_cross_encoder,
+)
 from adacur.extras.train.negatives import Mixture
 from adacur.extras.train.onnx_export import export_onnx
-from adacur.extras.train.run_folder import Trained, check_may_write, model_hash
-from adacur.extras.train.training_settings import TrainingSettings
+from adacur.extras.train.run_folder import Trained, TrainingSettings, check_may_write, model_hash
 
 __all__ = [
     "CrossEncoderHead",

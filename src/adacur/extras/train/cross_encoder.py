@@ -12,12 +12,10 @@ from adacur.budget import is_whole
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
 from adacur.extras.train.checking import Checked, sampled
-from adacur.extras.train.emb_head import EmbHead
-from adacur.extras.train.judged_queries import LearningData, learning_data, same_words, with_equal_texts
-from adacur.extras.train.mining import MiningBudget
+from adacur.extras.train.emb_cross_encoder import EmbHead
+from adacur.extras.train.judged_queries import learning_data, same_words, with_equal_texts
 from adacur.extras.train.negatives import Draws, Mixture, facts_of_first, first_stage_positions, near_misses
-from adacur.extras.train.run_folder import RunFolder, Trained
-from adacur.extras.train.training_settings import TrainingSettings, check_installed
+from adacur.extras.train.run_folder import RunFolder, Trained, TrainingSettings, check_installed
 from adacur.first_stages import AnyStage
 
 if TYPE_CHECKING:
@@ -36,8 +34,7 @@ def train_cross_encoder(
     *,
     base: str | Path,
     first: AnyStage,
-    head: CrossEncoderHead | EmbHead = "emb",
-    add_tags: bool = False,
+    head: CrossEncoderHead = "emb",
     negatives: int = 63,
     depth: int = 200,
     mixture: Mixture | str = _DEFAULT_MIXTURE,
@@ -60,8 +57,7 @@ def train_cross_encoder(
 
     - `base`: any encoder; a cross-encoder keeps its head if `head` is "cls"
     - `first`: finds the near misses and the shortlists
-    - `head`: "emb" (the paper's dot product of tag tokens), an `EmbHead` with other tags, or "cls" (a linear layer)
-    - `add_tags`: give the tokenizer the tags of the head
+    - `head`: "emb" (the paper's dot product of tag tokens) or "cls" (a linear layer)
     - `negatives` per relevant item; near misses are drawn from the `depth` best of the first stage
     - `mixture`: shares of near misses, random items and items found by searches, such as "near=1,random=1,found=1"
     - `turns`: the epochs are divided into these, and before each but the first, searches with the model as it is find
@@ -85,15 +81,14 @@ def train_cross_encoder(
             "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
             f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
         )
-    if not isinstance(head, EmbHead) and head not in ("emb", "cls"):
-        raise InputError(f"head must be 'emb', 'cls' or an EmbHead; got {head!r}.")
+    if head not in ("emb", "cls"):
+        raise InputError(f"head must be 'emb' or 'cls'; got {head!r}.")
     shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
     data = learning_data(collection, held_out=held_out, seed=settings.seed)
     limits = {"max_tokens": max_tokens, "max_item_tokens": max_item_tokens}
     facts = {
         "trains": "cross-encoder",
-        "head": head if isinstance(head, str) else asdict(head),
-        "add_tags": add_tags,
+        "head": head,
         "collection": data.name,
         "data": data.fingerprint,
         **facts_of_first(first),
@@ -107,7 +102,7 @@ def train_cross_encoder(
         **limits,
     }
     from adacur.extras.train import fitting
-    from adacur.extras.train.turns import Turns, opened_for_scoring, planned
+    from adacur.extras.train.mining import Turns, opened_for_scoring, planned
 
     place_to_train = fitting.chosen_device(device, settings).type
     pairs_per_epoch = len(data.learnt) * (1 + negatives)
@@ -125,12 +120,7 @@ def train_cross_encoder(
     def prepare(base_folder: Path, run: RunFolder) -> Task:
         from adacur.extras.train.ranking_model import RankingModel
 
-        model = RankingModel(
-            base_folder,
-            head if isinstance(head, EmbHead) else EmbHead() if head == "emb" else None,
-            add_tags=add_tags,
-            **limits,
-        )
+        model = RankingModel(base_folder, EmbHead() if head == "emb" else None, **limits)
         shortlists = first_stage_positions(first, data.held_out.queries, data.items, depth=shortlist)
         if not any(map(len, shortlists)):
             raise InputError(
@@ -148,8 +138,13 @@ def train_cross_encoder(
             n_items=len(data.items),
         )
         pairs = checked.pairs(model.tokens, data.items)
-        n_pairs = pairs_per_epoch * settings.epochs
-        _tell_cost(plan, data, pairs=n_pairs, epochs=settings.epochs, n_turns=n_turns, check=len(pairs))
+        _log.info(
+            "%s pairs to train on, and %s in each of %d checks.%s",
+            f"{pairs_per_epoch * settings.epochs:,}",
+            f"{len(pairs):,}",
+            settings.epochs + 1,
+            "" if plan is None else f" Mining before each of the other {n_turns - 1} turns scores {plan.calls:,}.",
+        )
         near = near_misses(first, judged, data.items, depth=depth)
         draws = Draws(judged, data.items, negatives, settings.seed, shares)
         lessons = Turns(
@@ -184,15 +179,3 @@ def train_cross_encoder(
             100 * trained.best["outscored"],
         )
     return trained
-
-
-def _tell_cost(
-    plan: MiningBudget | None, data: LearningData, *, pairs: int, epochs: int, n_turns: int, check: int
-) -> None:
-    """Say what the run will score, before it begins."""
-    mining = ""
-    if plan is not None:
-        described = plan.describe(n_items=len(data.items), n_queries=len(data.learnt))
-        before = "turn 2" if n_turns == 2 else f"each of turns 2 to {n_turns}"
-        mining = f" Mining before {before}: {described}."
-    _log.info("%s pairs to train on, and %s in each of %d checks.%s", f"{pairs:,}", f"{check:,}", epochs + 1, mining)

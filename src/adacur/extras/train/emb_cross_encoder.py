@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from adacur.errors import InputError
-from adacur.extras.train.emb_head import EmbHead
-from adacur.extras.train.written_whole import written_whole
+from adacur.errors import FileFormatError, InputError
+from adacur.extras.train.run_folder import written_whole
 from adacur.names import EMB_KEY
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import (
@@ -22,28 +23,53 @@ from adacur.scorers.cross_encoders.checkpoints import (
 )
 from adacur.scorers.cross_encoders.pair_tokens import PairTemplate
 
+
+@dataclass(frozen=True, slots=True)
+class EmbHead:
+    """Scores are mean(h[query_start], h[query_end]) · h[item]: dot products of the vectors of tags in the pair."""
+
+    query_start: str = "[unused0]"
+    query_end: str = "[unused1]"
+    item: str = "[unused2]"
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(tag, str) and tag.strip() for tag in self.tags) or len(set(self.tags)) < 3:
+            raise InputError(f"The tags of an [EMB] head are three different words; got {self.tags}.")
+
+    @property
+    def tags(self) -> tuple[str, str, str]:
+        return self.query_start, self.query_end, self.item
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> EmbHead | None:
+        """The head that a model's config.json tells of; None for models with another."""
+        if EMB_KEY not in config:
+            return None
+        try:
+            return cls(**config[EMB_KEY])
+        except (TypeError, ValueError) as error:
+            found = f"{config[EMB_KEY]!r} ({error})"
+            raise FileFormatError(f"{EMB_KEY!r} in config.json is not an [EMB] head: {found}.") from error
+
+    def to_config(self) -> dict[str, Any]:
+        """What a model's config.json says of it."""
+        return {EMB_KEY: asdict(self)}
+
+
 _PAPER_HEAD = EmbHead()
 
 
-def make_emb_cross_encoder(
-    name_or_folder: str | Path, *, head: EmbHead = _PAPER_HEAD, add_tags: bool = False
-) -> tuple[Any, Any]:
+def make_emb_cross_encoder(name_or_folder: str | Path, *, head: EmbHead = _PAPER_HEAD) -> tuple[Any, Any]:
     """Tokenizer and module of an untrained [EMB] cross-encoder over any encoder; the head of the base is left out.
 
     Tags become special tokens of the tokenizer and keep the ids that they have in its vocabulary. Those that it lacks
-    are added with random vectors, the same each time, if `add_tags` says so.
+    are added with random vectors, the same each time.
     """
     folder = _transformer_in(checkpoint_folder(name_or_folder))
     tokenizer, body = _encoder(folder)
-    known = tokenizer.get_vocab()
-    missing = [tag for tag in head.tags if tag not in known]
-    if missing and not add_tags:
-        raise InputError(
-            f"An [EMB] head needs its tags in the vocabulary; that of {name_or_folder} lacks {', '.join(missing)}. "
-            "Let them be added (add_tags), or name three that it has in an EmbHead."
-        )
+    lacks_some = not set(head.tags) <= tokenizer.get_vocab().keys()
     _put_around(tokenizer, head)
-    if missing:
+    if lacks_some:
         _add_embeddings(body, len(tokenizer))
     return tokenizer, _module(tokenizer, body, head, folder)
 

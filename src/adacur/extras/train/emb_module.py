@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from adacur.extras.train.emb_head import EmbHead
+from adacur.extras.train.emb_cross_encoder import EmbHead
 
 
 def tag_scores(vectors: Any) -> Any:

@@ -21,8 +21,7 @@ from safetensors.torch import load_model
 from tqdm import tqdm
 
 from adacur.errors import InputError, TrainingFailed
-from adacur.extras.train.run_folder import RunFolder, Trained, model_hash, opened_run
-from adacur.extras.train.training_settings import TrainingSettings
+from adacur.extras.train.run_folder import RunFolder, Trained, TrainingSettings, model_hash, opened_run
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, quiet
 
 _log = logging.getLogger(__name__)

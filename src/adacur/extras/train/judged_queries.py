@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,13 +96,6 @@ def update_with_texts(digest: Any, records: Iterable[Item] | Iterable[Query]) ->
         digest.update(f"{record.id}\0{record.text}\0".encode(errors="replace"))
 
 
-def distinct_texts(items: Items, key: Callable[[str], str] = str) -> tuple[list[str], IntArray]:
-    """The different keys of the items' texts, by default the texts themselves, and the number of each item's."""
-    rows: dict[str, int] = {}
-    of = [rows.setdefault(key(item.text), len(rows)) for item in items.at(range(len(items)))]
-    return list(rows), np.array(of, np.intp)
-
-
 def words_of(text: str) -> str:
     """The words of a text in the order of the alphabet: texts with the same differ in case, order or punctuation."""
     return " ".join(sorted(re.findall(r"\w+", text.casefold()))) or text
@@ -110,7 +103,7 @@ def words_of(text: str) -> str:
 
 def same_words(items: Items) -> IntArray:
     """A number per item; near-duplicates, which are items of the same words, have the same."""
-    return distinct_texts(items, words_of)[1]
+    return np.unique([words_of(item.text) for item in items.at(range(len(items)))], return_inverse=True)[1]
 
 
 def with_equal_texts(judged: JudgedQueries, row_of: IntArray) -> JudgedQueries:

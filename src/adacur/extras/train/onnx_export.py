@@ -14,7 +14,7 @@ import numpy as np
 
 from adacur.errors import InputError
 from adacur.extras.train.emb_cross_encoder import load_emb_cross_encoder
-from adacur.extras.train.written_whole import written_whole
+from adacur.extras.train.run_folder import written_whole
 from adacur.names import EMB_KEY
 from adacur.records import Item, Query
 from adacur.requirements import require
@@ -40,7 +40,6 @@ def export_onnx(name_or_folder: str | Path, target: str | Path, *, int8: bool = 
     for module in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"):
         require(module, extra="training")
     folder = checkpoint_folder(name_or_folder)
-    _check_scores_pairs(folder)
     with written_whole(Path(target)) as unfinished, quiet(require("transformers", extra="training")):
         graph = unfinished / "model.onnx"
         shutil.copy(folder / "config.json", unfinished)
@@ -48,16 +47,6 @@ def export_onnx(name_or_folder: str | Path, target: str | Path, *, int8: bool = 
         _compare(folder, graph)
         if int8:
             _quantise(graph)
-
-
-def _check_scores_pairs(folder: Path) -> None:
-    kind = json_in(folder, "config_sentence_transformers.json").get("model_type")
-    if (folder / "modules.json").is_file() and kind != "CrossEncoder":
-        raise InputError(
-            f"{folder} is a dual encoder: it embeds each text by itself and scores no pairs, so that there is nothing "
-            "to export. It serves as it is, as the encoder of a dense first stage (adacur build --first dense "
-            "--encoder); a cross-encoder can be trained from it (adacur train --base)."
-        )
 
 
 def _write_graph(folder: Path, graph: Path, *, opset: int) -> None:

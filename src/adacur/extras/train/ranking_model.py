@@ -15,10 +15,9 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from adacur.arrays import FloatArray, IntArray
-from adacur.extras.train.emb_cross_encoder import make_emb_cross_encoder, save_emb_cross_encoder
-from adacur.extras.train.emb_head import EmbHead
+from adacur.extras.train.emb_cross_encoder import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.extras.train.emb_module import EmbCrossEncoder
-from adacur.extras.train.written_whole import written_whole
+from adacur.extras.train.run_folder import written_whole
 from adacur.scorers.cross_encoders.checkpoints import (
     check_complete,
     quiet,
@@ -45,12 +44,11 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
         base: Path,
         head: EmbHead | None,
         *,
-        add_tags: bool = False,
         max_tokens: int | None,
         max_item_tokens: int | None,
     ) -> None:
         super().__init__()
-        self._tokenizer, self.cross_encoder = untrained(base, head, add_tags=add_tags)
+        self._tokenizer, self.cross_encoder = untrained(base, head)
         self.tokens = PairTokenizer(
             self._tokenizer.backend_tokenizer,
             max_tokens=token_limit(
@@ -125,10 +123,10 @@ class RankingModel(torch.nn.Module):  # type: ignore[misc]
         return torch.cat(scores)[torch.argsort(batches.order)]
 
 
-def untrained(folder: Path, head: EmbHead | None, *, add_tags: bool) -> tuple[Any, Any]:
+def untrained(folder: Path, head: EmbHead | None) -> tuple[Any, Any]:
     """Tokenizer and module of a base, with a linear layer on the CLS token where no [EMB] head is given."""
     if head is not None:
-        return make_emb_cross_encoder(folder, head=head, add_tags=add_tags)
+        return make_emb_cross_encoder(folder, head=head)
     tokenizer = read_tokenizer(folder)
     module, missing = read_model(
         folder, "AutoModelForSequenceClassification", num_labels=1, ignore_mismatched_sizes=True

@@ -1,27 +1,87 @@
-"""The folder of a training run: the model, and in `training/` what a killed run continues from."""
+"""A training run: its settings, and its folder: the model, and in `training/` what a killed run continues from."""
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from adacur.errors import InputError
+from adacur.budget import is_whole
+from adacur.errors import InputError, StorageFull
+from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import weights_hash
-from adacur.store.writing import write_atomically
+from adacur.store.writing import is_in_use, made_whole, write_atomically
 
+Precision = Literal["auto", "float32", "bfloat16"]
 _PREFIX = "checkpoint-"
 # Trainer writes it into a checkpoint behind everything else.
 _LAST_WRITTEN = "trainer_state.json"
 _MAKE_A_MODEL = ("config.json", "modules.json")
 _STATE, _LOCK = "training", ".training.lock"
 _RUN, _RESULT = "run.json", "result.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """The numbers that every training has in common; the defaults are the paper's for cross-encoders.
+
+    - `epochs`: passes over the queries; after each the model is checked on held-out queries and saved
+    - `learning_rate`, `weight_decay`, `clip` (of the gradient's norm)
+    - `batch_queries`: queries of one step, each with all its items
+    - `accumulate`: steps whose mean gradient makes one update
+    - `warmup`: share of all updates during which the learning rate rises
+    - `precision`: "auto" is bfloat16 on a GPU that has it, float32 elsewhere
+    - `patience`: epochs without a better check that end the training; None never does
+    - `seed`: of the draws, the dropout and a new head
+    """
+
+    epochs: int = 4
+    learning_rate: float = 1e-5
+    batch_queries: int = 16
+    accumulate: int = 1
+    weight_decay: float = 0.01
+    warmup: float = 0.01
+    clip: float = 1.0
+    precision: Precision = "auto"
+    patience: int | None = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "a whole number of at least 1": {
+                name: _counts(getattr(self, name)) for name in ("epochs", "batch_queries", "accumulate")
+            },
+            "at least 1, or None": {"patience": self.patience is None or _counts(self.patience)},
+            "from 0 to 2**32 - 1": {"seed": is_whole(self.seed) and 0 <= self.seed < 2**32},
+            "above 0 and below 1": {"learning_rate": 0 < self.learning_rate < 1},
+            "at least 0 and below 1": {"warmup": 0 <= self.warmup < 1},
+            "at least 0": {"weight_decay": self.weight_decay >= 0, "clip": self.clip >= 0},
+            "'auto', 'float32' or 'bfloat16'": {"precision": self.precision in ("auto", "float32", "bfloat16")},
+        }
+        for rule, keeps in rules.items():
+            for name in keeps:
+                if not keeps[name]:
+                    raise InputError(f"{name} must be {rule}; got {getattr(self, name)!r}.")
+
+
+def _counts(value: Any) -> bool:
+    return is_whole(value) and value >= 1
+
+
+def check_installed() -> None:
+    """Refuse to begin without the packages of the extra `training`."""
+    for module in ("torch", "transformers", "accelerate"):
+        # Looked for, not imported: that takes seconds, and something else may be wrong.
+        if find_spec(module) is None:
+            require(module, extra="training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +232,19 @@ def _is_whole(file: Path) -> bool:
 
 def _json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """An empty folder that becomes `folder`, which is new or empty, when the block ends without an error."""
+    if is_in_use(folder):
+        raise InputError(f"A model is written to a new or an empty folder; {folder} holds something. Name another.")
+    try:
+        with made_whole(folder) as unfinished:
+            unfinished.mkdir(parents=True)
+            yield unfinished
+    except Exception as error:
+        # Safetensors tells a full disk in words alone.
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise StorageFull(f"The disk that holds {folder} is full; nothing was written. Free some space.") from error
+        raise

@@ -204,7 +204,7 @@ def tiny_ettin(folder: Path) -> Path:
 def tiny_emb(folder: Path, style: str = "bert", *, layers: int = 2) -> Path:
     """The body of such a classifier under an [EMB] head."""
     base = tiny_transformer(folder / "base", style, layers=layers)
-    tokenizer, module = make_emb_cross_encoder(base, head=EmbHead(), add_tags=True)
+    tokenizer, module = make_emb_cross_encoder(base, head=EmbHead())
     save_emb_cross_encoder(module, tokenizer, folder / "emb")
     return folder / "emb"
 
