@@ -120,7 +120,7 @@ def products(data: Path, matcher: Path, encoder: Path, scores: Path, *, n_rows: 
     """A table of products: rows of the test split and as many again, at most, that match nothing."""
     left, right, splits = side(data, "left"), side(data, "right"), matches_of(data)
     items = [Item(id_, text) for id_, text in right.items()]
-    scorer = Cached(adacur.scorer(str(matcher), threads=1), scores, save_every=256)
+    scorer = Cached(adacur.scorer(str(matcher)), scores, save_every=256)
     index = AnchorIndex.from_items(items, first=["bm25", "dense"], encoder=adacur.encoder(str(encoder)), progress=False)
     valid = [Query(id_, left[id_]) for id_ in sorted({one for one, _ in splits["valid"]})]
     above = best_line(

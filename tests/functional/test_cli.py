@@ -680,3 +680,17 @@ def test_what_was_found_before_an_error_is_printed_before_it(folder: Path, as_js
     else:
         assert "a comet" in ran.out
         assert ran.err.index("1 scorer calls") < ran.err.index("too tired")
+
+
+def test_two_tables_are_matched_and_an_index_brings_its_scorer(shop: Path, folder: Path) -> None:
+    (folder / "left.csv").write_text("what,colour\na comet,red\na violin,blue\n")
+    options = ("--above", 1.5, "--left-text", "{what}", "-o", "pairs.csv", "--force")
+    named = (*SCORED, "--scorer-set", "name=words-1")
+    ran = here("match", "left.csv", "items.jsonl", *options, *named, "--json", cwd=folder)
+    (done,) = ran.json()
+    assert (done["bill"]["rows_done"], done["learned"], done["order"]) == (2, True, "as given")
+    assert done["certificate"]["basis"] == "estimate"
+    assert "rows are numbered from 0" in ran.err
+    assert "'what', 'colour'" in ran.err
+    assert len((folder / "pairs.csv").read_text().splitlines()) == 1 + done["bill"]["pairs"]
+    here("match", "left.csv", shop / "whole.adacur", *options, cwd=folder).refused("my_scorers:score", "--scorer")

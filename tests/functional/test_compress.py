@@ -28,7 +28,7 @@ def test_sizes_and_recall_before_and_after_are_told(folder) -> None:
     assert ran.code == 0, ran.err
     assert "rank 20, int8" in ran.out
     assert "Recall of the best 5 in 40 calls" in " ".join(ran.out.split())
-    assert "30 held-out anchor queries" in " ".join(ran.err.split())
+    assert "30 held-out anchor queries" in " ".join(ran.out.split())
     assert (folder / "my.adacur" / "versions/1/model/compression.json").is_file()
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import inspect
 import re
-import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -178,13 +175,6 @@ def test_every_name_in_the_table_from_the_paper_exists() -> None:
         assert (ROOT / file / "spec.toml").exists() or (ROOT / file / "table.md").exists(), file
 
 
-def test_a_name_that_does_not_exist_is_noticed() -> None:
-    resolve("adacur.results.Round.positions")
-    for name in ("adacur.AdaCUR.nothing", "adacur.Nothing", "nowhere.Thing"):
-        with pytest.raises(AssertionError):
-            resolve(name)
-
-
 def test_links_that_leave_the_site_become_text_and_others_follow_their_page() -> None:
     build = builder()
     files = build.pages()
@@ -213,55 +203,3 @@ def test_a_notebook_becomes_a_page_with_what_it_printed_and_drew() -> None:
     assert "```text\none\none\n```" in text
     assert "](book-1.png)" in text
     assert list(pictures) == ["book-1.png"]
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def address(site: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
-
-
-def test_in_a_browser_pages_fit_a_phone_stay_at_home_and_can_be_searched(address: str) -> None:
-    chromium = Path("/usr/bin/chromium")
-    if not chromium.exists():
-        pytest.skip("no Chromium here")
-    from playwright.sync_api import sync_playwright
-
-    asked: list[str] = []
-    failed: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
-        page = context.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("response", lambda response: failed.append(response.url) if response.status >= 400 else None)
-        page.on("pageerror", lambda error: failed.append(str(error)))
-        for name in (
-            "index",
-            "quickstart",
-            "concepts",
-            "paper",
-            "cli",
-            "api/indexes",
-            "notebooks/look-inside-a-search",
-        ):
-            page.goto(f"{address}{name}.html")
-            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
-            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert all(int(level) < 80 for level in re.findall(r"\d+", background)[:3]), background
-        page.set_viewport_size({"width": 1300, "height": 900})
-        page.keyboard.press("Control+k")
-        page.keyboard.type("pseudo-inverse")
-        page.get_by_text("The pseudo-inverse, in plain words").first.wait_for()
-        browser.close()
-    assert failed == []
-    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []

@@ -17,7 +17,7 @@ from adacur.data import fetch, wikivital
 from adacur.errors import AdacurError, InputError, ScorerFailed
 from adacur.first_stages import SentenceTransformerEncoder
 from adacur.scorers import MatrixScorer, OnnxCrossEncoder, TorchCrossEncoder
-from adacur.store import IndexFolder, blocks
+from adacur.store import blocks
 from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_onnx, tiny_transformer
 
 THREADS = 8
@@ -167,11 +167,6 @@ def test_a_sentence_transformers_encoder_may_be_shared_by_threads() -> None:
     assert all(in_threads(work))
 
 
-def test_threads_read_the_scores_of_a_folder_once(folder) -> None:
-    opened = IndexFolder.open(folder)
-    assert len({id(matrix) for matrix in in_threads(lambda _: opened.matrix)}) == 1
-
-
 def test_a_closed_index_frees_its_scorer_and_says_that_it_is_closed(folder) -> None:
     index = adacur.load(folder)
     index.search(QUESTIONS[0], k=1, budget=2)
@@ -190,13 +185,6 @@ def test_a_closed_index_frees_its_scorer_and_says_that_it_is_closed(folder) -> N
         with pytest.raises(InputError):
             search()
     assert index.items.at([0])[0].id == wikivital()[0].id
-
-
-def test_an_index_that_is_closed_before_its_scorer_opens_stays_closed(folder) -> None:
-    index = adacur.load(folder)
-    index.close()
-    with pytest.raises(InputError):
-        index.search(QUESTIONS[0])
 
 
 @pytest.mark.parametrize("kind", ["torch", "int8 onnx", "float onnx"])

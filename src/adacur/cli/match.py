@@ -26,7 +26,9 @@ def match(
     cost: Annotated[str | None, Option(help="The most money for all, such as '5 USD'.")] = None,
     price: opt.PriceOfScorer = None,
     one_to_one: Annotated[bool, Option("--one-to-one", help="At most one pair of each row, the best first.")] = False,
-    scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    scorer: Annotated[
+        str | None, Option(help=f"As for build; default: {opt.DEFAULT_SCORER}, or the scorer of an index.")
+    ] = None,
     scorer_set: opt.ScorerSettings = None,
     max_item_tokens: opt.MaxItemTokens = None,
     first: Annotated[str, Option(help="First stages of the right table: bm25, dense, or both: bm25,dense.")] = "bm25",
@@ -52,8 +54,10 @@ def match(
     if output is None and not dry_run:
         raise typer.BadParameter("Give the file to write as --output, or --dry-run.")
     stages = opt.comma_separated(first)
+    if scorer is None and not (Path(right) / "manifest.json").exists():
+        scorer = opt.DEFAULT_SCORER
     options = opt.taken_by(match_tables, ctx) | {
-        "scorer": opt.opened_scorer(scorer, max_item_tokens, settings=scorer_set),
+        "scorer": scorer and opt.opened_scorer(scorer, max_item_tokens, settings=scorer_set),
         "first": stages,
         "encoder": encoder if "dense" in stages else None,
         "path": scores or (output.with_name(f"{output.name}.scores") if output else None),

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
-from adacur.data import describe, fetch, mondo, names, read_beir, read_items, wikivital
+from adacur.data import describe, fetch, mondo, names, read_beir, wikivital
 from adacur.errors import FileFormatError, UnknownName
 from adacur.records import Query
 
@@ -37,18 +36,6 @@ def test_wikivital_has_ten_thousand_articles_in_the_order_of_their_titles() -> N
     assert titles == sorted(titles)
     assert items[0].text.startswith("0. 0 is a number representing an empty quantity.")
     assert set(items[0].metadata) == {"title", "description", "topic"}
-
-
-def test_wikivital_equals_the_collection_that_was_scored(shared_folder) -> None:
-    scored = list(read_items(shared_folder / "data" / "wikivital"))
-    # The texts that were scored have a full stop after every title, also after one that ends in a stop of its own.
-    titles = [item.metadata["title"] for item in scored]
-    rest = [
-        item.text.removeprefix(title).removeprefix(".").removeprefix(" ")
-        for item, title in zip(scored, titles, strict=True)
-    ]
-    as_scored = [replace(item, text=f"{title}. {text}") for item, title, text in zip(scored, titles, rest, strict=True)]
-    assert wikivital() == as_scored
 
 
 def test_mondo_has_diseases_and_their_synonyms() -> None:

