@@ -27,7 +27,7 @@ from score_folders import ScoreFolder, read_score_folder
 import adacur
 from adacur import AnchorIndex, Hits, Item, Query
 from adacur.model.scale import ScoreScale
-from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches, calibration_error, judged_relevance
+from adacur.replay.judged_tuning import JudgedSearches, calibration_error, judged_queries, judged_relevance
 from adacur.replay.searches import Way
 from adacur.search.relevance import Relevance
 from adacur.search.tuned import default_settings
@@ -49,7 +49,7 @@ def replayed(shared: Path, domain: str) -> dict[str, Any]:
     assert relevance is not None
     row: dict[str, Any] = {"domain": domain, "scored": "replayed"}
     if judged := [query for query in folder.anchors if query.id in qrels]:
-        among = JudgedQueries.of(index, qrels, judged, most=300)
+        among = judged_queries(index, qrels, judged)
         searches, settings = JudgedSearches(index, among, k=K, largest=BUDGET, seed=0), default_settings(K)
         answers = searches.hits(Way(settings, index.snapshot.default_first, BUDGET), settings)
         by_anchors, relevance = (

@@ -12,12 +12,12 @@ from adacur.replay.certificates import find_costs
 from adacur.replay.comparison import Row, Run, compare, paired_difference
 from adacur.replay.compression import Compression, compress, decompress
 from adacur.replay.evaluating import Evaluation, Start, evaluate
-from adacur.replay.judged_tuning import JudgedQueries
+from adacur.replay.judged_tuning import JudgedQueries, judged_queries
 from adacur.replay.measures import bootstrap_interval, exact_scores, judged_quality, mean_of, top_k_recall
 from adacur.replay.measuring import TrialSizes
 from adacur.replay.searches import replay
 from adacur.replay.trial import Trial, try_collection
-from adacur.replay.tune_index import judged_queries, tune
+from adacur.replay.tune_index import tune
 from adacur.search.tuned import Judged, Mean, Tuning
 
 __all__ = [

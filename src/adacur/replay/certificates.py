@@ -30,7 +30,7 @@ from adacur.replay.searches import KnownScores, exact_anchors, leaving_out
 from adacur.results import Hits
 from adacur.search import AnchorIndex
 from adacur.search.filters import allowed_by
-from adacur.search.finding import NEVER, LineStop, expected_above, plan_find
+from adacur.search.finding import NEVER, LineStop, Promise, expected_above, in_all, plan_find
 from adacur.search.methods import NO_SCORER
 from adacur.search.places import InMemory
 from adacur.search.plan import Plan
@@ -43,8 +43,9 @@ from adacur.seeds import item_keys, stream_key, uniform
 _MOST_QUERIES = 300
 # From searches that hardly stop to those that hardly begin.
 LIMITS = (NEVER, *np.geomspace(1e-6, 0.1, 80).tolist())
-# Where in the limits replays end. Each takes several times as long as the one before, and one is nearly always enough.
-_ENDS = (61, 41, 21, 0)
+# Where in the limits replays end, one after another until a promise can be kept. Each takes about twice as long as the
+# one before, and searches for all anchor queries to the end of their budget a hundred times as long.
+_ENDS = (64, 57, 50, 43, 36, 22, 0)
 # So many queries are replayed at once, which is quicker than one by one.
 _AT_ONCE = 25
 # The variance of misses that bets are made for, in units of the share. Anchor queries of three collections have .1 to
@@ -115,49 +116,20 @@ class Courses:
         return Ended(*(values[np.arange(len(ends)), ends] for values in (self.misses, self.calls, self.expected)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Calibration:
-    """As `adacur.search.finding.Promise`; `calls` are the mean calls of the replayed searches."""
-
-    limit: float | None = None
-    recall: float = 0.0
-    n: int = 0
-    reasons: tuple[str, ...] = ()
-    calls: float = 0.0
-    _most: float = 0.0
-    _is_far: Any = None
-
-    def unlike(self, query: Query, found: int, expected: float) -> str | None:
-        """As for any promise."""
-        if (n := in_all(found, expected)) > self._most:
-            return (
-                f"This query is unlike the anchor queries: about {n:,.0f} items above the line are expected, and none "
-                f"of them has more than {self._most:,.0f}."
-            )
-        if self._is_far is not None and self._is_far(query):
-            return "This query is unlike the anchor queries: no other is as far from all of them."
-        return None
-
-
-def in_all(found: Any, expected: Any) -> Any:
-    """How many items there are above a line, where this share of them is expected to be found."""
-    return found / np.where(expected > 0, expected, 1.0)
-
-
 def calibrated(
     index: AnchorIndex, plan: Plan, *, above: float, recall: float, confidence: float, filter_: Any = None
-) -> Calibration:
+) -> Promise:
     """The cheapest limit at which searches of this plan miss at most 1 − recall on average, with this confidence.
 
     Where none can be promised, the strongest promise is made of one way to search, which does not depend on what the
     replays found: with too few anchor queries as their model says, else with the whole budget.
     """
     if (why_not := _why_not(index, plan)) is not None:
-        return Calibration(reasons=(why_not,))
+        return Promise(reasons=(why_not,))
     replays, share, doubt = _Replays(index, plan, above, filter_), 1 - recall, 1 - confidence
     if not (n := len(replays.columns)):
         none = f"No anchor query has an item that scores {above:g} or higher, so nothing tells when all are found."
-        return Calibration(reasons=(none,))
+        return Promise(reasons=(none,))
     limit: float | None = None
     reasons: tuple[str, ...] = ()
     if n < (enough := needed(recall, confidence)):
@@ -184,7 +156,7 @@ def calibrated(
     promised = strongest(ended.misses, doubt=doubt) if reasons else recall
     most = np.maximum(replays.totals, in_all((1 - ended.misses) * replays.totals, ended.expected)).max()
     calls, is_far = float(ended.calls.mean()), _distance_test(index, plan)
-    return Calibration(limit, promised, n if promised else 0, reasons, calls, float(most), is_far)
+    return Promise(limit, promised, n if promised else 0, reasons, calls, float(most), is_far)
 
 
 def find_costs(
@@ -194,12 +166,12 @@ def find_costs(
     recalls: Sequence[float] = (0.8, 0.9, 0.95),
     budget: int | None = None,
     confidence: float = 0.9,
-) -> dict[float, Calibration]:
+) -> dict[float, Promise]:
     """What each recall of all items above a line costs here, by replayed anchor queries; no scorer is called.
 
-    `calls` of a calibration are the mean of searches that promise the recall; `reasons` say why one cannot be promised.
+    `calls` of a promise are the mean of searches that promise the recall; `reasons` say why one cannot be promised.
     """
-    costs: dict[float, Calibration] = {}
+    costs: dict[float, Promise] = {}
     for recall in recalls:
         plan = plan_find(index, above=above, recall=recall, budget=budget, confidence=confidence, scorer=NO_SCORER)
         if plan.model is None:
@@ -227,8 +199,9 @@ def is_below(misses: FloatArray, share: float, *, doubt: float) -> bool:
 
 
 def strongest(misses: FloatArray, *, doubt: float) -> float:
-    """The largest recall, in whole percent, that these misses can promise."""
-    return next((share / 100 for share in range(99, 0, -1) if is_below(misses, 1 - share / 100, doubt=doubt)), 0.0)
+    """The largest recall, in whole percent, that these misses can promise; tested from the weakest on."""
+    recalls = (percent / 100 for percent in range(1, 100))
+    return max(takewhile(lambda recall: is_below(misses, 1 - recall, doubt=doubt), recalls), default=0.0)
 
 
 @functools.cache

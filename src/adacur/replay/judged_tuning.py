@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
+from adacur.data import read_qrels, read_queries
 from adacur.errors import EmptyInput, InputError
 from adacur.first_stages.joined import SEPARATOR
 from adacur.model.features import rows_at
 from adacur.model.scale import KNOTS, ScoreScale
 from adacur.protocols import AnchorScores, Items
-from adacur.records import Query
+from adacur.records import Query, as_queries
 from adacur.replay.chosen_settings import best_stage, stages_of
 from adacur.replay.measures import Qrels, chances, cross_fit, gains, likeliest_weights, mean_of, telling_queries, unseen
 from adacur.replay.searches import Searches, Way, all_scored, check_anchors, check_exact
@@ -25,7 +27,9 @@ from adacur.search.tuned import GaussianSettings, Judged, default_settings
 from adacur.seeds import item_keys, stream_key, uniform
 from adacur.store import Drift
 
-FEWEST_JUDGED = 20
+Queries = int | str | Path | Iterable[Query | str]
+# Judged quality differs more from query to query than recall does.
+FEWEST_JUDGED, MOST_JUDGED = 20, 300
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
 # Of the largest budget.
 _SHARES = (0.25, 0.5)
@@ -50,54 +54,52 @@ class JudgedQueries:
     unknown_items: int
     left_out: int
 
-    @classmethod
-    def of(
-        cls,
-        index: AnchorIndex,
-        qrels: Qrels,
-        queries: Sequence[Query] | None,
-        *,
-        most: int | None = None,
-        seed: int = 0,
-    ) -> JudgedQueries:
-        """Of these queries, or of the anchor queries, those that are judged; of more than `most`, a random draw."""
-        check_anchors(index, "Choosing by judgements")
-        if index.snapshot.default_first == "random":
-            raise InputError(
-                "Judgements choose how a first stage is used, and this index has none. Build it with one: --first bm25."
-            )
-        asked = list(index.anchor_queries if queries is None else queries)
-        judged = [query for query in asked if query.id in qrels]
-        if not judged:
-            among = "an anchor query of this index" if queries is None else "among the queries given"
-            such = f", such as {next(iter(qrels))!r}" if qrels else ""
-            raise EmptyInput(
-                f"None of the {len(qrels)} judged queries{such}, is {among}. Give the queries that were judged "
-                "(--queries FILE, or queries=…), with the ids that the judgements have."
-            )
-        ids = set(index.items.ids)
-        useful = list(telling_queries(judged, index.items, qrels))
-        kept = {one.id: {id_: grade for id_, grade in qrels[one.id].items() if id_ in ids} for one in useful}
-        unknown = sum(id_ not in ids for query in judged for id_ in qrels[query.id])
-        if len(useful) < FEWEST_JUDGED:
-            raise EmptyInput(
-                f"Choosing by judgements needs at least {FEWEST_JUDGED} queries with something relevant in the index, "
-                f"and not everything; got {len(useful)} of {len(judged)} that are judged, where {unknown} judgements "
-                "name items that the index does not have. Judge more queries, or tune without judgements."
-            )
-        if most is not None and most < len(useful):
-            draws = uniform(stream_key(seed, "judged"), item_keys(query.id for query in useful))
-            useful = [useful[at] for at in np.sort(np.argsort(draws)[: max(most, FEWEST_JUDGED)]).tolist()]
-        texts = {query.text for query in index.anchor_queries}
-        known = frozenset(query.text for query in useful if query.text in texts)
-        if known:
-            check_exact(index, [query for query in index.anchor_queries if query.text in known])
-        return cls(tuple(useful), kept, known, unknown, len(judged) - len(kept))
-
     def most_calls(self, index: AnchorIndex, *, k: int, budget: int) -> int:
         """Scorer calls that choosing by them makes at most."""
         per_query = (len(stages_of(index)) + 1) * budget + sum(_budgets(k, budget))
         return per_query * sum(query.text not in self.known for query in self.queries)
+
+
+def judged_queries(
+    index: AnchorIndex, qrels: Qrels | str | Path, queries: Queries | None = None, *, seed: int = 0
+) -> JudgedQueries:
+    """The queries that `tune` chooses by, given the same options; refused where they are too few to choose by."""
+    check_anchors(index, "Choosing by judgements")
+    if index.snapshot.default_first == "random":
+        raise InputError(
+            "Judgements choose how a first stage is used, and this index has none. Build it with one: --first bm25."
+        )
+    most, given = (queries or MOST_JUDGED, None) if isinstance(queries, int | None) else (None, queries)
+    if isinstance(given, str | Path):
+        given = read_queries(given)
+    asked = list(index.anchor_queries) if given is None else as_queries(list(given))
+    qrels = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
+    judged = [query for query in asked if query.id in qrels]
+    if not judged:
+        among = "an anchor query of this index" if given is None else "among the queries given"
+        such = f", such as {next(iter(qrels))!r}" if qrels else ""
+        raise EmptyInput(
+            f"None of the {len(qrels)} judged queries{such}, is {among}. Give the queries that were judged "
+            "(--queries FILE, or queries=…), with the ids that the judgements have."
+        )
+    ids = set(index.items.ids)
+    useful = list(telling_queries(judged, index.items, qrels))
+    kept = {one.id: {id_: grade for id_, grade in qrels[one.id].items() if id_ in ids} for one in useful}
+    unknown = sum(id_ not in ids for query in judged for id_ in qrels[query.id])
+    if len(useful) < FEWEST_JUDGED:
+        raise EmptyInput(
+            f"Choosing by judgements needs at least {FEWEST_JUDGED} queries with something relevant in the index, "
+            f"and not everything; got {len(useful)} of {len(judged)} that are judged, where {unknown} judgements "
+            "name items that the index does not have. Judge more queries, or tune without judgements."
+        )
+    if most is not None and most < len(useful):
+        draws = uniform(stream_key(seed, "judged"), item_keys(query.id for query in useful))
+        useful = [useful[at] for at in np.sort(np.argsort(draws)[: max(most, FEWEST_JUDGED)]).tolist()]
+    texts = {query.text for query in index.anchor_queries}
+    known = frozenset(query.text for query in useful if query.text in texts)
+    if known:
+        check_exact(index, [query for query in index.anchor_queries if query.text in known])
+    return JudgedQueries(tuple(useful), kept, known, unknown, len(judged) - len(kept))
 
 
 class JudgedSearches:

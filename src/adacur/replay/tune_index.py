@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from adacur.budget import Budget, check_k
-from adacur.data import read_qrels, read_queries
 from adacur.errors import InputError
-from adacur.records import Query, as_queries
 from adacur.replay.chosen_settings import choose_settings, replays
-from adacur.replay.judged_tuning import JudgedQueries, JudgedSearches, judged_relevance
+from adacur.replay.judged_tuning import JudgedSearches, Queries, judged_queries, judged_relevance
 from adacur.replay.measures import FEWEST_QUERIES, Qrels
 from adacur.replay.searches import check_anchors, check_exact, exact_anchors
 from adacur.search import AnchorIndex
@@ -24,10 +22,7 @@ from adacur.search.tuned import as_stored as tunings_text
 from adacur.store import locked
 from adacur.store.writing import full_disk_reported, write_atomically
 
-Queries = int | str | Path | Iterable[Query | str]
 _QUERIES = 100
-# Judged quality differs more from query to query than recall does.
-_MOST_JUDGED = 300
 
 
 def tune(
@@ -97,17 +92,6 @@ def tune(
     if tuning.judged is not None or not tuning.is_exact:
         store(index, tuning)
     return tuning
-
-
-def judged_queries(
-    index: AnchorIndex, qrels: Qrels | str | Path, queries: Queries | None = None, *, seed: int = 0
-) -> JudgedQueries:
-    """The queries that `tune` chooses by, given the same options; refused where they are too few to choose by."""
-    grades = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
-    if isinstance(queries, int | None):
-        return JudgedQueries.of(index, grades, None, most=queries or _MOST_JUDGED, seed=seed)
-    given = read_queries(queries) if isinstance(queries, str | Path) else as_queries(list(queries))
-    return JudgedQueries.of(index, grades, list(given), seed=seed)
 
 
 # Seconds: another tuning is written in far less, and what was tuned for minutes is not to be lost to it.

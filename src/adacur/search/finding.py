@@ -7,9 +7,9 @@ promises.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Required, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Required, TypedDict, cast
 
 import numpy as np
 
@@ -61,29 +61,40 @@ class FindOptions(TypedDict, total=False):
     filter: Filter | None
 
 
-class Promise(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Promise:
     """What replayed anchor queries promise of searches that end at a limit.
 
-    - `limit`: the `worth` of a `LineStop`; at `NEVER`, the whole budget is spent;
+    - `limit`: the `worth` of a `LineStop`; at `NEVER`, the whole budget is spent; None ends by the expected recall;
     - `recall`: the mean recall that is promised, `n` the queries behind it; 0 of none;
-    - `reasons`: why it is less than was asked for.
+    - `reasons`: why it is less than was asked for;
+    - `calls`: the mean calls of the replayed searches;
+    - `most`: the most items above the line that one of them seemed to have; `is_far`: whether a query is like none.
     """
 
-    @property
-    def limit(self) -> float | None: ...
-
-    @property
-    def recall(self) -> float: ...
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def reasons(self) -> tuple[str, ...]: ...
+    limit: float | None = None
+    recall: float = 0.0
+    n: int = 0
+    reasons: tuple[str, ...] = ()
+    calls: float = 0.0
+    most: float = 0.0
+    is_far: Callable[[Query], bool] | None = None
 
     def unlike(self, query: Query, found: int, expected: float) -> str | None:
         """Why a query is unlike the anchor queries, if it is: so many items were found, this share by expectation."""
-        ...
+        if (n := in_all(found, expected)) > self.most:
+            return (
+                f"This query is unlike the anchor queries: about {n:,.0f} items above the line are expected, and none "
+                f"of them has more than {self.most:,.0f}."
+            )
+        if self.is_far is not None and self.is_far(query):
+            return "This query is unlike the anchor queries: no other is as far from all of them."
+        return None
+
+
+def in_all(found: Any, expected: Any) -> Any:
+    """How many items there are above a line, where this share of them is expected to be found."""
+    return found / np.where(expected > 0, expected, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
