@@ -33,7 +33,7 @@ from adacur.scorers.cross_encoders.checkpoints import (
     settings_hash,
     tensors_digest,
 )
-from adacur.scorers.cross_encoders.cpu_int8 import PRECISE
+from adacur.scorers.cross_encoders.onnx import PRECISE
 from adacur.spelling import did_you_mean
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 128

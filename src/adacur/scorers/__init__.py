@@ -6,7 +6,7 @@ Where to change what, from the name of a scorer to its scores:
 - calling.py (and scores.py beside the rooms): where other rooms call scorers, and scores are checked
 - function.py: a function of pairs, the adapter of any other library; sentence_transformers.py; known.py: a matrix
 - cross_encoders/: onnx.py (CPU), torch.py over forwards.py, the door to faster inference; opened_model.py (what a
-  model is: checkpoints.py, its prompt and readout: pair_prompt.py, readout.py, known_rerankers.py); pair_tokens.py
+  model is: checkpoints.py, its prompt and readout: pair_prompt.py, readout.py); pair_tokens.py
   (pairs as token ids: prompt_pieces.py)
 - http.py: rerank servers, http_dialects.py: one entry per kind; judge.py: language models that judge; both over
   remote.py (addresses, keys, batches, retries, limits)

@@ -82,12 +82,11 @@ class HttpScorer(RemoteScorer):
         if scores not in _SCORES:
             raise InputError(f"scores must be one of {', '.join(_SCORES)}; got {scores!r}.")
         at_least(1, batch_size=batch_size)
-        super().__init__(
-            key=address.key(api_key), concurrency=concurrency, timeout=timeout, attempts=attempts, backoff=backoff
-        )
+        limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
+        limits |= {"attempts": attempts, "backoff": backoff}
+        super().__init__(address, api_key=api_key, model=model, name=name, **limits)
         self.kind, self._dialect = kind, DIALECTS[kind]
         self.url = address.endpoint(self._dialect.path, *self._dialect.endings)
-        self.model = model or remembered.get("model")
         size = batch_size or self._dialect.batch_size
         self.batch_size = min(size, self._dialect.limit or size)
         self.instruction = instruction or remembered.get("instruction")
@@ -101,9 +100,8 @@ class HttpScorer(RemoteScorer):
         self._takes_logits = scores == "probability" or (scores == "auto" and self._dialect.raw is None)
         self._promised_raw = scores == "auto" and not self._takes_logits
         self._n_like_probabilities = 0
-        self.is_named = bool(name or self.model)
         self.card = ScorerCard(
-            name=name or self.model or address.host,
+            name=self._name,
             backend="http",
             source=source(
                 self.url,

@@ -50,8 +50,6 @@ class JudgeScorer(RemoteScorer):
     - logprobs: False reads the answer itself, for models that give none: the score is 1 for the first answer
       and 0 for the second, or the grade. Anything but an answer is an error. Temperature and length of the answer are
       the server's own, unless `extra` says: such models often refuse both;
-    - samples: the answers per pair (the chat's `n`) whose mean is the score, without logprobs; all but one are paid for
-      as well, and only calls are counted;
     - extra: more fields for every request, such as {"chat_template_kwargs": {"enable_thinking": False}}; an index
       stores them, so no secrets here;
     - api_key: sent as a bearer token. Without it, OPENAI_API_KEY is read for openai.com, and likewise for DeepInfra,
@@ -72,7 +70,6 @@ class JudgeScorer(RemoteScorer):
         instruction: str | None = None,
         top_logprobs: int = 20,
         logprobs: bool | None = None,
-        samples: int | None = None,
         extra: Mapping[str, Any] | None = None,
         api_key: str | None = None,
         concurrency: int = 8,
@@ -83,23 +80,16 @@ class JudgeScorer(RemoteScorer):
     ) -> None:
         address = Address.of(url, JUDGE)
         remembered = address.remembered
-        if samples is None and "samples" in remembered:
-            samples = int(remembered["samples"]) if remembered["samples"].isdecimal() else 0
-        at_least(1, top_logprobs=top_logprobs, samples=samples)
-        if samples is not None and logprobs:
-            raise InputError("samples are of a judge that is read without logprobs. Leave samples out, or logprobs.")
-        # None where logprobs make the score.
-        self.samples = (samples or 1) if logprobs is False or samples is not None else None
+        at_least(1, top_logprobs=top_logprobs)
+        self.logprobs = remembered.get("logprobs") != "none" if logprobs is None else logprobs
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)
-        super().__init__(
-            key=address.key(api_key), concurrency=concurrency, timeout=timeout, attempts=attempts, backoff=backoff
-        )
+        limits: dict[str, Any] = {"concurrency": concurrency, "timeout": timeout}
+        limits |= {"attempts": attempts, "backoff": backoff}
+        super().__init__(address, api_key=api_key, model=model, name=name, **limits)
         self.pairs_at_once = concurrency
         self.url = address.endpoint(f"/v1{CHAT}")
-        self.model = model or remembered.get("model")
-        self.is_named = bool(name or self.model)
         if given_prompt is None:
             usual = _PAIR_TEXT + _question(self.answers, is_graded=self._is_graded)
             self.prompt = PairPrompt.of_format(usual, instruction=self.instruction or _TASK)
@@ -107,11 +97,10 @@ class JudgeScorer(RemoteScorer):
             self.prompt = PairPrompt.of_format(given_prompt, instruction=self.instruction)
         self._top = top_logprobs
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
-        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra]
-        decides += [] if self.samples is None else [self.samples]
+        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra, self.logprobs]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
-            name=name or self.model or address.host,
+            name=self._name,
             backend="judge",
             source=source(
                 self.url,
@@ -121,7 +110,7 @@ class JudgeScorer(RemoteScorer):
                 prompt=given_prompt,
                 instruction=self.instruction,
                 extra=self._extra,
-                samples=self.samples,
+                logprobs=None if self.logprobs else "none",
             ),
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
         )
@@ -144,33 +133,24 @@ class JudgeScorer(RemoteScorer):
     def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
         messages = [{"role": "user", "content": self.render(query, item)} for query, item in batch]
         asked: dict[str, Any] = {"messages": messages, **({} if self.model is None else {"model": self.model})}
-        if self.samples is not None:
-            return {**asked, "n": self.samples}
+        if not self.logprobs:
+            return asked
         return {**asked, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": self._top}
 
     def _advice(self, answer: Answer) -> str:
         return f" {_ADVICE}" if "logprobs" in answer.text else ""
 
     def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
-        n_choices, at = self.samples or 1, where(batch)
+        at = where(batch)
         try:
-            choices = answer["choices"]
-            if 0 < len(choices) < n_choices:
-                raise self._failed(
-                    f"{self.url} gave {len(choices)} answers, and samples={n_choices} asks for that many: this server "
-                    f"may not know the chat's 'n'. Give samples=1.{at}"
-                )
-            if sorted(choice["index"] for choice in choices) != list(range(n_choices)):
-                raise LookupError
+            (choice,) = answer["choices"]
+            _ = choice["index"]
         except (LookupError, TypeError, ValueError) as error:
             raise self._failed(
                 f"A language model answers with a JSON object that has 'choices'; {self.url} answered "
                 f"{self._shown(json.dumps(answer))}. Is this the address of one?{at}"
             ) from error
-        if self.samples is not None:
-            grades = [self._verdict(choice, at) for choice in choices]
-            return [sum(grades) / len(grades)]
-        return [self._read(choices[0], at)]
+        return [self._read(choice, at) if self.logprobs else self._verdict(choice, at)]
 
     def _verdict(self, choice: Mapping[str, Any], at: str) -> float:
         """The grade of the answer that a choice is; of two answers without grades, the first is 1."""

@@ -140,12 +140,26 @@ class RemoteScorer(Closing):
     card: ScorerCard
     _extra: Mapping[str, Any]
 
-    def __init__(self, *, key: str | None, concurrency: int, timeout: float, attempts: int, backoff: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        api_key: str | None,
+        model: str | None,
+        name: str | None,
+        concurrency: int,
+        timeout: float,
+        attempts: int,
+        backoff: float,
+    ) -> None:
         require("httpx2", extra="http")
         at_least(1, concurrency=concurrency, attempts=attempts)
         if not (0 < timeout < math.inf and 0 <= backoff < math.inf):
             raise InputError(f"timeout must be above 0 seconds and backoff at least 0; got {timeout}, {backoff}.")
-        self._key = key
+        self._key = address.key(api_key)
+        self.model = model or address.remembered.get("model")
+        self.is_named = bool(name or self.model)
+        self._name = name or self.model or address.host
         self._concurrency, self._timeout, self._attempts, self._backoff = concurrency, timeout, attempts, backoff
         # A generator for these requests alone, so that waiting does not disturb seeded random numbers elsewhere.
         self._jitter = random.Random()

@@ -129,7 +129,11 @@ class ScoreFile:
             timeout=_SECONDS_TO_WAIT,
         )
         try:
-            self._create_tables(connection)
+            if not self._has_tables(connection):
+                with _transaction(connection):
+                    # Another process may have created them meanwhile.
+                    for statement in () if self._has_tables(connection) else _SCHEMA:
+                        connection.execute(statement)
             # Readers need not wait for a writer. If another process is setting this right now, that serves both.
             with contextlib.suppress(sqlite3.OperationalError):
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -143,15 +147,6 @@ class ScoreFile:
             raise
         self._closing = weakref.finalize(self, connection.close)
         return connection, scorer
-
-    def _create_tables(self, connection: sqlite3.Connection) -> None:
-        if self._has_tables(connection):
-            return
-        with _transaction(connection):
-            # Another process may have created them meanwhile.
-            if not self._has_tables(connection):
-                for statement in _SCHEMA:
-                    connection.execute(statement)
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:
         # In this order: another process may create the tables, and the number with them, between the two.

@@ -217,21 +217,6 @@ def test_a_forward_pass_that_lacks_memory_gets_that_of_the_graphs_first(folder, 
         assert "ran out of memory" not in caplog.text
 
 
-def test_a_device_that_is_gone_is_a_failure_that_says_so(folder) -> None:
-    with TorchCrossEncoder(folder, device="cpu", name="mine") as scorer:
-        recording = with_recording(scorer)
-
-        def lost(*_, **__):
-            raise torch.AcceleratorError("CUDA error: device lost\nCompile with …")
-
-        scorer._forward.logits = lost
-        with pytest.raises(ScorerFailed, match=r"'cpu' of the scorer 'mine'.*CUDA error: device lost\. "):
-            scorer.score_grid(QUERIES, ITEMS)
-        recording.replay_fails = torch.AcceleratorError("CUDA error: device lost")
-        with pytest.raises(ScorerFailed):
-            scorer.score(PAIRS)
-
-
 def test_threads_have_their_own_scores(folder) -> None:
     with TorchCrossEncoder(folder, device="cpu") as scorer:
         expected = scorer.score(PAIRS)

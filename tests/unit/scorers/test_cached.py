@@ -13,9 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ import pytest
 from adacur.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, ascore, score_grid
+from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, score_grid
 from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.cached import CacheWarning, past_cache
 from adacur.scorers.score_file import look_up
@@ -119,16 +117,6 @@ def test_scores_that_a_matrix_has_are_not_asked_for_and_new_ones_are_written_int
     assert cached.misses == 4
 
 
-def test_what_was_paid_is_known_to_the_next_process(path) -> None:
-    with Cached(Recording(), path) as cached:
-        cached.score(PAIRS)
-    scorer = Recording()
-    with Cached(scorer, path) as cached:
-        assert cached.score(PAIRS).tolist() == np.array(truth(), dtype="float32").tolist()
-        assert (cached.hits, cached.misses, cached.hit_rate, stored_by(cached)) == (len(PAIRS), 0, 1.0, len(PAIRS))
-    assert scorer.calls == []
-
-
 def test_hits_and_misses_add_up_to_the_pairs_answered(path) -> None:
     cached = Cached(Recording(), path)
     assert cached.hit_rate == 0
@@ -148,16 +136,6 @@ def test_metered_outside_counts_answers_and_inside_what_was_paid(path) -> None:
         outside.score_grid(QUERIES, ITEMS)
         asyncio.run(outside.ascore(PAIRS))
     assert (outside.calls, inside.calls) == (6 * len(PAIRS), len(PAIRS))
-
-
-def test_no_pairs_cost_nothing(path) -> None:
-    scorer = Recording()
-    cached = Cached(scorer, path)
-    assert cached.score([]).shape == (0,)
-    assert score_grid(cached, [], ITEMS).shape == (0, len(ITEMS))
-    assert score_grid(cached, QUERIES, []).shape == (len(QUERIES), 0)
-    assert asyncio.run(cached.ascore([])).shape == (0,)
-    assert (scorer.calls, cached.hits, cached.misses) == ([], 0, 0)
 
 
 def test_scores_are_stored_after_every_few_pairs(path) -> None:
@@ -219,13 +197,6 @@ def test_ids_and_metadata_do_not_matter_but_texts_do(path) -> None:
     assert scorer.asked == [("question", "text"), ("question", "text ")]
 
 
-def test_lone_surrogates_are_texts_too(path) -> None:
-    pairs = [(Query("q", "\ud800"), Item("i", text)) for text in ("\udfff", "?")]
-    cached = Cached(Recording(function=lambda asked: [float(len(asked))] * len(asked)), path)
-    assert cached.score(pairs).tolist() == [2.0, 2.0]
-    assert stored_by(cached) == 2
-
-
 @pytest.mark.parametrize(
     ("other", "shared"),
     [
@@ -257,14 +228,6 @@ def test_every_field_of_a_card_was_thought_of() -> None:
     """Decide whether a new field changes scores, and test it above."""
     known = "name backend weights dtype max_tokens max_item_tokens source settings arithmetic prompt readout limited_by"
     assert [field.name for field in dataclasses.fields(ScorerCard)] == known.split()
-
-
-def test_a_scorer_without_weights_is_known_by_its_name_and_source(path) -> None:
-    Cached(FunctionScorer(values, name="f", source="m:f"), path).score(PAIRS[:4])
-    other = [{"name": "g", "source": "m:f"}, {"name": "f", "source": "module:f"}]
-    for options, expected in (({"name": "f", "source": "m:f"}, truth(PAIRS[:4])), *((one, [0.0] * 4) for one in other)):
-        scorer = FunctionScorer(lambda pairs: [0.0] * len(pairs), **options)
-        assert Cached(scorer, path).score(PAIRS[:4]).tolist() == expected
 
 
 @pytest.mark.parametrize("name", [None, "values"])
@@ -330,33 +293,6 @@ def test_a_grid_never_asks_for_a_pair_that_is_known(path, save_every) -> None:
 
 
 # --- threads and coroutines
-
-
-def test_eight_threads_get_the_right_answers(path) -> None:
-    started = threading.Barrier(8)
-
-    def slowly(asked):
-        time.sleep(0.02)
-        return values(asked)
-
-    scorer = Recording(function=slowly)
-    cached = Cached(scorer, path)
-
-    def work(number):
-        order = np.random.default_rng(number).permutation(len(PAIRS))
-        started.wait()
-        return [
-            (pairs, cached.score(pairs).tolist())
-            for pairs in ([PAIRS[at] for at in part] for part in np.array_split(order, 6))
-        ]
-
-    with ThreadPoolExecutor(8) as threads:
-        for answers in threads.map(work, range(8)):
-            for pairs, scores in answers:
-                assert scores == np.array(truth(pairs), dtype="float32").tolist()
-    assert stored_by(cached) == len(PAIRS)
-    assert cached.hits + cached.misses == 8 * len(PAIRS)
-    assert len(scorer.asked) == cached.misses
 
 
 def test_looking_up_does_not_hold_the_event_loop(path) -> None:
@@ -551,16 +487,6 @@ def test_scores_that_do_not_fit_are_answered_with_a_warning_and_nothing_stored_i
     assert stored_by(cached) == 20
     assert cached.score(many).tolist() == scores[:3000].tolist()
     assert stored_by(cached) == 3020
-
-
-def test_a_cache_is_a_scorer_like_any_other(path) -> None:
-    cached = Cached(FunctionScorer(values, name="f"), path)
-    assert cached.card == cached.scorer.card
-    assert score_grid(cached, QUERIES, ITEMS).ravel().tolist() == truth()
-    assert asyncio.run(ascore(cached, PAIRS)).tolist() == truth()
-    failing = Cached(FunctionScorer(lambda pairs: 1 / 0, name="bad"), path)
-    with pytest.raises(ScorerFailed):
-        failing.score(PAIRS)
 
 
 class Negated:

@@ -55,12 +55,6 @@ def test_it_can_be_asked_where_a_loop_is_running(function) -> None:
     assert asyncio.run(inside()) == [3.0 * n for n in range(7)]
 
 
-def test_no_call_gets_more_pairs_than_batch_size() -> None:
-    seen = []
-    FunctionScorer(lambda pairs: seen.append(len(pairs)) or lengths(pairs), batch_size=3).score(PAIRS)
-    assert seen == [3, 3, 1]
-
-
 def test_an_async_function_keeps_its_loop_between_calls() -> None:
     loops = []
 

@@ -11,7 +11,6 @@ import threading
 import traceback
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import formatdate
 from itertools import product
 from pathlib import Path
 
@@ -121,14 +120,6 @@ def test_its_source_opens_the_same_scorer_again(kind) -> None:
             assert server.asked[-1].body == server.asked[0].body
 
 
-@pytest.mark.parametrize("kind", RAW)
-def test_raw_scores_are_asked_for_where_they_can_be_had(kind) -> None:
-    with RerankServer(kind) as server:
-        HttpScorer(server.root, kind=kind).score(PAIRS[:1])
-        scorer = HttpScorer(server.root, kind=kind, scores="probability")
-        assert scorer.score(PAIRS[:1]) == pytest.approx(expected(PAIRS[:1]))
-
-
 def test_probabilities_become_logits_with_a_warning_that_can_be_settled() -> None:
     pairs = PAIRS[:100]
     with RerankServer("cohere") as server:
@@ -232,16 +223,6 @@ def test_probabilities_where_logits_are_promised_are_noticed(kind) -> None:
         open_scorer(server, model=MODEL, scores="raw").score(PAIRS[:100])
 
 
-def test_raw_scores_that_leave_the_unit_interval_once_are_believed() -> None:
-    def reply(asked: Asked) -> Reply | None:
-        score = 1.5 if asked.number == 0 else 0.5
-        return Reply(body=tei(*((at, score) for at in range(len(asked.body["texts"])))))
-
-    with RerankServer("tei", reply=reply) as server, open_scorer(server) as scorer:
-        scorer.score(PAIRS[:1])
-        scorer.score(PAIRS[:100])
-
-
 def test_json_that_breaks_off_is_asked_for_again() -> None:
     cut = Reply(body=b'[{"index": 0, "sco')
     with RerankServer("tei", reply=first(2, cut)) as server, open_scorer(server, attempts=3) as scorer:
@@ -320,12 +301,6 @@ def test_equal_texts_are_sent_once_and_scored_alike() -> None:
     assert [asked.body["texts"] for asked in server.asked] == [["item 0", "item 1", "item 2"]]
 
 
-def test_no_pairs_cost_no_request() -> None:
-    with RerankServer("tei") as server, open_scorer(server) as scorer:
-        assert scorer.score([]).shape == asyncio.run(scorer.ascore([])).shape == (0,)
-    assert not server.asked
-
-
 @pytest.mark.parametrize("kind", ["cohere", "infinity"])
 def test_a_batch_that_is_too_large_is_halved(kind) -> None:
     with RerankServer(kind, max_batch=7) as server, open_scorer(server) as scorer:
@@ -398,15 +373,6 @@ def test_a_wait_of_more_than_a_minute_is_left_to_the_caller() -> None:
         with pytest.raises(ScorerFailed, match="3600 s"):
             scorer.score(PAIRS[:3])
         assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize(
-    "odd", ["soon", "-5", "nan", "inf", formatdate(0, usegmt=True), "Wed, 01 Jan 99999999999 00:00:00 GMT"]
-)
-def test_a_retry_after_that_says_nothing_is_passed_over(odd) -> None:
-    reply = first(1, Reply(503, b"", {"Retry-After": odd}))
-    with RerankServer("tei", reply=reply) as server:
-        assert open_scorer(server).score(PAIRS[:3]).shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -535,24 +501,6 @@ def test_no_more_requests_are_in_flight_than_allowed_over_all_threads_and_loops(
         assert server.most_in_flight == 3
 
 
-def test_awaiting_leaves_the_callers_loop_free() -> None:
-    arrived, go = threading.Event(), threading.Event()
-
-    def reply(asked: Asked) -> None:
-        arrived.set()
-        assert go.wait(60)
-
-    async def both(scorer: HttpScorer) -> np.ndarray:
-        task = asyncio.create_task(scorer.ascore(PAIRS[:3]))
-        while not arrived.is_set():
-            await asyncio.sleep(0.001)
-        go.set()
-        return await task
-
-    with RerankServer("tei", reply=reply) as server, open_scorer(server) as scorer:
-        np.testing.assert_array_equal(asyncio.run(both(scorer)), expected(PAIRS[:3]))
-
-
 def test_cancelling_frees_the_slots() -> None:
     slow = threading.Event()
 
@@ -590,16 +538,6 @@ def test_connections_live_on_between_calls() -> None:
         for _ in range(5):
             scorer.score(PAIRS[:100])
         assert server.connections == 1
-
-
-def test_a_closed_scorer_says_so() -> None:
-    with RerankServer("tei") as server:
-        with open_scorer(server) as scorer:
-            scorer.score(PAIRS[:3])
-        scorer.close()
-        for ask in (scorer.score, lambda pairs: asyncio.run(scorer.ascore(pairs))):
-            with pytest.raises(ScorerFailed):
-                ask(PAIRS[:3])
 
 
 def test_closing_ends_calls_in_flight() -> None:

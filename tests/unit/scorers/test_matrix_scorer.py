@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
+from adacur.errors import InputError, NonFiniteScore, UnknownName
 from adacur.records import Item, Query
 from adacur.scorers import MatrixScorer, score_grid
 
@@ -41,11 +41,6 @@ def test_an_unknown_id_is_named() -> None:
 def test_a_wrong_shape_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(2, 3\), got \(3, 2\)"):
         MatrixScorer(QUERIES, ITEMS, SCORES.T)
-
-
-def test_repeated_ids_are_refused() -> None:
-    with pytest.raises(DuplicateId, match="'q0'"):
-        MatrixScorer(["q0", "q0"], ITEMS, SCORES)
 
 
 def test_text_is_no_score() -> None:

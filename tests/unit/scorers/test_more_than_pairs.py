@@ -23,7 +23,6 @@ from tests.unit.scorers.cross_encoders.tiny_models import (
     tiny_ettin,
     tiny_modular,
     tiny_onnx,
-    tiny_transformer,
 )
 
 torch = pytest.importorskip("torch")
@@ -122,14 +121,6 @@ def hub_of(models: dict[str, Path], folder: Path, monkeypatch) -> list[str]:
 
     monkeypatch.setattr(hub, "snapshot_download", download)
     return fetched
-
-
-def test_a_plain_checkpoint_by_its_hub_name_stays_with_torch(tmp_path, monkeypatch) -> None:
-    plain = tiny_transformer(tmp_path / "plain")
-    hub_of({"org/plain": plain}, tmp_path, monkeypatch)
-    with scorer("org/plain", device="cpu") as opened:
-        assert isinstance(opened, TorchCrossEncoder)
-        assert opened.card.source == "org/plain"
 
 
 def test_nothing_is_fetched_that_could_not_be_run(tmp_path, monkeypatch) -> None:

@@ -41,12 +41,6 @@ def test_a_scorer_stays_what_it_is() -> None:
         scorer(KNOWN, threads=2)
 
 
-def test_a_function_becomes_a_scorer() -> None:
-    opened = scorer(lengths, name="lengths", batch_size=5)
-    assert isinstance(opened, FunctionScorer)
-    assert opened.score([PAIR]).tolist() == [5.0]
-
-
 def test_a_function_is_found_by_its_name_and_keeps_it() -> None:
     opened = scorer(f"{__name__}:lengths")
     assert opened.score([PAIR]).tolist() == [5.0]
@@ -129,11 +123,6 @@ def test_a_function_of_pairs_is_the_adapter_of_other_libraries(tmp_path) -> None
         assert wrapped.score([PAIR]) == pytest.approx(ours.score([PAIR]), abs=1e-4)
 
 
-def test_a_scorer_can_be_named_where_it_is_imported_from(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "FOLDER", tiny_onnx(tmp_path), raising=False)
-    assert isinstance(scorer(f"{__name__}:FOLDER"), OnnxCrossEncoder)
-
-
 @pytest.mark.parametrize("shown", ["http", "HTTP"])
 def test_a_url_is_a_service_and_its_key_is_shown_nowhere(tmp_path, caplog, shown) -> None:
     with RerankServer("tei", key="secret") as server, caplog.at_level(logging.DEBUG):
@@ -210,12 +199,6 @@ def test_an_onnx_file_that_cannot_be_read_is_refused(tmp_path, content) -> None:
     file.write_bytes(file.read_bytes()[:300] if content is None else content)
     with pytest.raises(InputError, match=r"model\.onnx"):
         scorer(file)
-
-
-@pytest.mark.parametrize(("source", "option"), [(lengths, "batchsize"), (f"{__name__}:lengths", "device")])
-def test_an_unknown_option_is_refused(source, option) -> None:
-    with pytest.raises(UnknownOption):
-        scorer(source, **{option: 1})
 
 
 @pytest.mark.parametrize(
@@ -349,15 +332,6 @@ def test_every_public_name_can_be_imported() -> None:
         _ = adacur.scorers.nonsense
 
 
-def test_importing_the_room_imports_no_model_library() -> None:
-    program = (
-        "import sys, adacur.scorers\n"
-        "heavy = {'torch', 'transformers', 'onnxruntime', 'tokenizers', 'httpx2', 'pandas'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_recognising_an_object_imports_no_library() -> None:
     program = (
         "import sys, adacur\n"
@@ -366,19 +340,6 @@ def test_recognising_an_object_imports_no_library() -> None:
         "assert not hosts & set(sys.modules), hosts & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_a_missing_extra_gives_the_line_that_installs_it() -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['sentence_transformers'] = None\n"
-        "from adacur.errors import MissingExtra\n"
-        "from adacur.scorers import SentenceTransformersScorer\n"
-        "try: SentenceTransformersScorer('org/name')\n"
-        "except MissingExtra as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert install_command("sentence-transformers") in done.stdout
 
 
 def test_a_named_scorer_of_a_module_is_known_by_where_it_was_found(tmp_path, monkeypatch) -> None:

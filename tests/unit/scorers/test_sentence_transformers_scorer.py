@@ -42,17 +42,6 @@ def test_scores_are_the_logits_although_the_model_asks_for_a_sigmoid(folder, mod
     assert isinstance(model.activation_fn, torch.nn.Sigmoid), "the user's object is left as it was"
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 500])
-def test_scores_are_those_of_the_torch_scorer(folder, model, batch_size) -> None:
-    with TorchCrossEncoder(folder, device="cpu") as plain:
-        expected = plain.score(PAIRS)
-    np.testing.assert_allclose(
-        SentenceTransformersScorer(model, batch_size=batch_size).score(PAIRS), expected, atol=1e-4
-    )
-    with SentenceTransformersScorer(folder, device="cpu", batch_size=batch_size) as opened:
-        np.testing.assert_allclose(opened.score(PAIRS), expected, atol=1e-4)
-
-
 def test_scores_of_the_real_model_are_those_of_the_torch_scorer() -> None:
     folder = torch_cross_encoder()
     texts = ["Paris is the capital of France.", "Fleming discovered penicillin. " * 200, " ", "Bread is baked."]
@@ -101,13 +90,6 @@ def test_an_object_is_known_by_the_weights_it_has_now(folder) -> None:
     assert SentenceTransformersScorer(model.half()).card.dtype == "float16"
 
 
-def test_two_labels_are_refused(tmp_path) -> None:
-    two = tiny_transformer(tmp_path / "two", labels=2)
-    for source in (two, library.CrossEncoder(str(two), device="cpu")):
-        with pytest.raises(InputError, match="'two'"):
-            SentenceTransformersScorer(source)
-
-
 def test_what_is_no_cross_encoder_is_refused(tmp_path, folder) -> None:
     headless = tiny_transformer(tmp_path / "headless")
     config = json.loads((headless / "config.json").read_text())
@@ -121,13 +103,6 @@ def test_what_is_no_cross_encoder_is_refused(tmp_path, folder) -> None:
         SentenceTransformersScorer(library.CrossEncoder)
     with pytest.raises(InputError):
         SentenceTransformersScorer([1, 2])
-
-
-def test_options_that_mean_nothing_are_refused(model) -> None:
-    with pytest.raises(InputError, match="batch_size"):
-        SentenceTransformersScorer(model, batch_size=0)
-    with pytest.raises(InputError, match=r"model\.to\('cpu'\)"):
-        SentenceTransformersScorer(model, device="cpu")
 
 
 def test_a_closed_scorer_says_so_keeps_its_card_and_leaves_the_object_alone(model) -> None:

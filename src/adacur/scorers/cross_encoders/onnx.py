@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 from collections.abc import Sequence
@@ -13,14 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.arrays import FloatArray
 from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Reopening, ScorerCard
 from adacur.records import Item, Pair, Query
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import folder_limit, has_chat_template, settings_hash, weights_hash
-from adacur.scorers.cross_encoders.cpu_int8 import PRECISE, int8_products
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer, TokenArray, TokenPairs
 from adacur.scorers.wrapping import Closing, closed
 
@@ -33,6 +33,17 @@ _INT8_OPERATORS = (
     b"QAttention",
     b"DequantizeLinear",
 )
+# Without instructions for it (VNNI), x86 processors add two products of eight bits in sixteen, and saturate. With this
+# entry onnxruntime multiplies such weights as unsigned ones there, which is exact; elsewhere it changes nothing.
+PRECISE = "session.x64quantprecision"
+
+# One MatMulInteger of 8 inputs, unsigned, by weights of 127 in 8 rows and 16 columns.
+_PRODUCT = (
+    b'\x08\x07\x12\x00:\xd6\x01\n\x18\n\x01a\n\x01w\x12\x01y"\rMatMulInteger\x12\x01g*\x8c\x01\x08\x08\x08\x10\x10\x03B'
+    b"\x01wJ\x80\x01" + bytes([127]) * 128 + b"Z\x13\n\x01a\x12\x0e\n\x0c\x08\x02\x12\x08\n\x02\x08\x01\n\x02\x08\x08b"
+    b"\x13\n\x01y\x12\x0e\n\x0c\x08\x06\x12\x08\n\x02\x08\x01\n\x02\x08\x10B\x04\n\x00\x10\r"
+)
+_EXACT = 8 * 255 * 127
 _KNOWN_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -77,6 +88,8 @@ class OnnxCrossEncoder(Closing):
         except Exception as error:
             raise InputError(f"{self._file} and its tokenizer cannot be read as an ONNX model: {error}") from error
         self._tokens = PairTokenizer(tokenizer, max_tokens=self._limit.tokens, max_item_tokens=max_item_tokens)
+        # Counted without scoring: tokens per pair, and which items are cut with this query.
+        self.tokens_of, self.cut = self._tokens.lengths, self._tokens.cut
         self._inputs: dict[str, npt.DTypeLike] = {
             expected.name: np.int32 if "int32" in expected.type else np.int64 for expected in self._session.get_inputs()
         }
@@ -107,14 +120,6 @@ class OnnxCrossEncoder(Closing):
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
         return self._scores(self._tokens.texts(queries, items).grid()).reshape(len(queries), len(items))
-
-    def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
-        """Tokens per pair as the model takes it, counted without scoring."""
-        return self._tokens.lengths(pairs)
-
-    def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
-        """Which items are cut beside this query."""
-        return self._tokens.cut(query, items)
 
     def reopening(self) -> Reopening:
         """How to open this scorer in another process: on the threads that were given, else on one."""
@@ -218,3 +223,24 @@ def onnx_session(file: Path) -> Any:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def int8_products() -> str:
+    """Either "exact products", "exact products, widened" where that takes `PRECISE`, or "saturating products".
+
+    It is measured, once per process and in milliseconds: onnxruntime does not say which instructions it chose.
+    """
+    if _is_exact(precise=False):
+        return "exact products"
+    return "exact products, widened" if _is_exact(precise=True) else "saturating products"
+
+
+def _is_exact(*, precise: bool) -> bool:
+    onnxruntime = require("onnxruntime", extra="onnx")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry(PRECISE, "1" if precise else "0")
+    session: Any = onnxruntime.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
+    return bool((session.run(None, {"a": np.full((1, 8), 255, np.uint8)})[0] == _EXACT).all())

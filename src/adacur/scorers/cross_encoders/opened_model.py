@@ -23,7 +23,6 @@ from adacur.scorers.cross_encoders.checkpoints import (
     st_modules,
     token_limit,
 )
-from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.pair_prompt import PairPrompt, knows_pairs, no_place_for
 from adacur.scorers.cross_encoders.readout import Readout, ReadoutHead
 
@@ -56,10 +55,8 @@ class OpenedModel(NamedTuple):
         return token_limit(given, config=config, tokenizer_length=length, folder=folder)
 
 
-def open_model(
-    folder: Path, name: str, *, prompt: AnyPrompt | None, instruction: str | None, readout: Any
-) -> OpenedModel:
-    """The model in a folder; `name` is what it is known by, and what is given takes the place of what it says."""
+def open_model(folder: Path, *, prompt: AnyPrompt | None, instruction: str | None, readout: Any) -> OpenedModel:
+    """The model in a folder, in whose place what is given is taken."""
     read = None if readout is None else Readout.of(readout)
     if EMB_KEY in json_in(folder, "config.json"):
         if any(given is not None for given in (prompt, instruction, read)):
@@ -70,13 +67,13 @@ def open_model(
         tokenizer, model = named(LOAD_EMB)(folder)
         return OpenedModel("pairs", tokenizer, model, Readout.label())
     if shape_of(folder)[0] == "decoder":
-        return _language_model(folder, name, prompt=prompt, instruction=instruction, readout=read)
+        return _language_model(folder, prompt=prompt, instruction=instruction, readout=read)
     if prompt is None and instruction is not None:
         raise no_place_for(instruction, "the model takes plain pairs")
     tokenizer, model = load_classifier(folder, read, prompted=prompt is not None)
     made = None
     if prompt is not None:
-        made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
+        made = pair_prompt(folder, tokenizer, prompt=prompt, instruction=instruction)
         if made.item_first:
             raise InputError(
                 f"A classifier of pairs reads the query first; the prompt {made.text!r} has the item first."
@@ -85,12 +82,11 @@ def open_model(
 
 
 def _language_model(
-    folder: Path, name: str, *, prompt: AnyPrompt | None, instruction: str | None, readout: Readout | None
+    folder: Path, *, prompt: AnyPrompt | None, instruction: str | None, readout: Readout | None
 ) -> OpenedModel:
     """A decoder in the precision that it was saved in.
 
-    The prompt is the one given; else that of its chat template, if modules.json or the template's roles say so; else
-    that of a known reranker of this name.
+    The prompt is the one given; else that of its chat template, if modules.json or the template's roles say so.
     """
     torch = require("torch", extra="torch")
     is_causal = architecture(folder).endswith("ForCausalLM")
@@ -101,8 +97,8 @@ def _language_model(
         )
     tokenizer = read_tokenizer(folder)
     # Before the weights: they take longest.
-    made = pair_prompt(folder, name, tokenizer, prompt=prompt, instruction=instruction)
-    read = readout or _readout(folder, name, is_causal=is_causal)
+    made = pair_prompt(folder, tokenizer, prompt=prompt, instruction=instruction)
+    read = readout or _readout(folder, is_causal=is_causal)
     kind = "AutoModelForCausalLM" if is_causal else "AutoModelForSequenceClassification"
     model, missing = read_model(folder, kind, dtype="auto")
     check_complete(missing, folder)
@@ -119,9 +115,7 @@ def _language_model(
     return OpenedModel("decoder", tokenizer, model, read, prompt=made, head=head)
 
 
-def pair_prompt(
-    folder: Path, name: str, tokenizer: Any, *, prompt: AnyPrompt | None, instruction: str | None
-) -> PairPrompt:
+def pair_prompt(folder: Path, tokenizer: Any, *, prompt: AnyPrompt | None, instruction: str | None) -> PairPrompt:
     """The prompt of a model in a folder, or the one given, with this instruction."""
     if isinstance(prompt, PairPrompt):
         if instruction is not None and instruction != prompt.instruction:
@@ -141,17 +135,14 @@ def pair_prompt(
                 f"Messages need a chat template, and the model in {folder} has none. Give prompt='…', a text."
             )
         return PairPrompt.of_chat(tokenizer, prompt, instruction=instruction)
-    known = known_reranker(name)
-    if known is not None and not st_modules(folder):
-        return known.pair_prompt(instruction)
     if not has_chat_template(folder):
         raise InputError(
-            f"The model {name!r} is a language model, {architecture(folder)}, without a chat template for pairs. Give "
+            f"The language model in {folder}, {architecture(folder)}, has no chat template for pairs. Give "
             "the prompt that it was made for: prompt='… {query} … {item} …'."
         )
     if not st_modules(folder) and architecture(folder).endswith("ForCausalLM") and not knows_pairs(tokenizer):
         raise InputError(
-            f"Nothing in the files of {name!r} says how it reads a pair. Ask it: prompt=[{{'role': 'user', 'content': "
+            f"Nothing in the files of {folder} says how it reads a pair. Ask it: prompt=[{{'role': 'user', 'content': "
             "'Query: {query}\\nDocument: {item}\\nIs it relevant? Yes or No.'}], readout=('Yes', 'No'); or give the "
             "prompt=… and readout=… that it was trained with."
         )
@@ -162,18 +153,17 @@ def pair_prompt(
     return PairPrompt.of_chat(tokenizer, instruction=instruction or usual, options=options)
 
 
-def _readout(folder: Path, name: str, *, is_causal: bool) -> Readout:
+def _readout(folder: Path, *, is_causal: bool) -> Readout:
     if not is_causal:
         return Readout.label()
     modules = st_modules(folder)
-    if modules:
-        config = json_in(folder / modules[-1][1], "config.json")
-        right, wrong = config.get("true_token_id"), config.get("false_token_id")
-        if not isinstance(right, int):
-            raise InputError(f"{folder / modules[-1][1]} must name the token that is read: true_token_id.")
-        return Readout.token(right) if wrong is None else Readout.odds(right, wrong)
-    known = known_reranker(name)
-    return known.readout if known is not None else Readout.odds("yes", "no")
+    if not modules:
+        return Readout.odds("yes", "no")
+    config = json_in(folder / modules[-1][1], "config.json")
+    right, wrong = config.get("true_token_id"), config.get("false_token_id")
+    if not isinstance(right, int):
+        raise InputError(f"{folder / modules[-1][1]} must name the token that is read: true_token_id.")
+    return Readout.token(right) if wrong is None else Readout.odds(right, wrong)
 
 
 def _check_head(torch: Any, model: Any, readout: Readout, rows: Sequence[int], head: ReadoutHead, folder: Path) -> None:

@@ -12,7 +12,7 @@ from adacur.errors import InputError
 _PLACE = re.compile(r"\{(query|item)(\|trim)?\}")
 # Some templates say what day it is, and a scorer must be the same tomorrow.
 _ONE_DAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
-_PAIR_ROLES = ("query", "document")
+_PAIR_ROLES = {"query": "{query}", "document": "{item}"}
 _LONGEST, _LONGEST_REASON = 2**15, 1000
 _REMEDY = (
     "Give the model's prompt, prompt='… {query} … {item} …', or messages for the template: prompt=[{'role': 'user', "
@@ -81,7 +81,7 @@ class PairPrompt:
         their contents, and the template opens the answer. `options` go to the template.
         """
         if messages is None:
-            plain = _pair_messages(*_PAIR_ROLES)
+            plain = [{"role": role, "content": text} for role, text in _PAIR_ROLES.items()]
             told = [{"role": "system", "content": "{instruction}"}, *plain]
             rendered = _rendered(tokenizer, told if instruction else plain, instruction, options or {})
             if instruction and rendered == _rendered(tokenizer, plain, None, options or {}):
@@ -116,16 +116,9 @@ class PairPrompt:
 
 
 def knows_pairs(tokenizer: Any) -> bool:
-    """Whether a chat template has places for a query and a document; others refuse such roles, or print any role."""
-    others = ("roleA7f1e", "roleB7f1e")
-    if (text := _if_taken(tokenizer, _PAIR_ROLES)) is None:
-        return False
-    if (other := _if_taken(tokenizer, others)) is None:
-        return True
-    printed = other
-    for name, role in zip(others, _PAIR_ROLES, strict=True):
-        printed = printed.replace(name, role)
-    return other == text or printed != text
+    """Whether a chat template names the roles of a query and a document; those of conversations do not."""
+    template = str(tokenizer.get_chat_template())
+    return all(re.search(rf"['\"]{role}['\"]", template) for role in _PAIR_ROLES)
 
 
 def no_place_for(instruction: str, why: str) -> InputError:
@@ -134,19 +127,6 @@ def no_place_for(instruction: str, why: str) -> InputError:
         f"This scorer has no place for an instruction ({why}), so {instruction!r} would be lost. Leave it out, or give "
         "a prompt='…' with {instruction}, {query} and {item}."
     )
-
-
-def _if_taken(tokenizer: Any, roles: Sequence[str]) -> str | None:
-    """What a chat template makes of a pair in these roles; None where it does not take them."""
-    try:
-        return _rendered(tokenizer, _pair_messages(*roles), None, {})
-    except InputError:
-        return None
-
-
-def _pair_messages(query: str, document: str) -> list[dict[str, str]]:
-    """A message for each text, with these roles."""
-    return [{"role": query, "content": "{query}"}, {"role": document, "content": "{item}"}]
 
 
 def _rendered(

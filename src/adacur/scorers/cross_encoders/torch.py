@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adacur.arrays import BoolArray, FloatArray, IntArray
+from adacur.arrays import FloatArray, IntArray
 from adacur.budget import at_least
 from adacur.errors import InputError, ScorerFailed
 from adacur.protocols import Items, Reopening, ScorerCard
@@ -82,8 +81,7 @@ class TorchCrossEncoder(Closing):
         self._folder = checkpoint_folder(name_or_folder)
         self._name = name or (self._folder.resolve().name if is_local else str(name_or_folder))
         self._source = str(self._folder.resolve()) if is_local else str(name_or_folder)
-        known_as = self._folder.resolve().name if is_local else str(name_or_folder)
-        opened = open_model(self._folder, known_as, prompt=prompt, instruction=instruction, readout=readout)
+        opened = open_model(self._folder, prompt=prompt, instruction=instruction, readout=readout)
         self.prompt, self.readout = opened.prompt, opened.readout
         self._dtype = dtype or (opened.half if self._device.type == "cuda" else "float32")
         self._options: dict[str, Any] = {
@@ -103,6 +101,8 @@ class TorchCrossEncoder(Closing):
             max_item_tokens=max_item_tokens,
             prompt=opened.prompt,
         )
+        # Counted without scoring: tokens per pair, and which items are cut with this query.
+        self.tokens_of, self.cut = self._tokens.lengths, self._tokens.cut
         pad_id = opened.model.config.pad_token_id
         self._pad_id: int = self._tokens.pad_id if pad_id is None else pad_id
         self._forward: Any = forward_of(
@@ -159,14 +159,6 @@ class TorchCrossEncoder(Closing):
             scores[:, start : start + at_once] = self._scores(part.grid()).reshape(len(queries), len(part.items))
         return scores
 
-    def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
-        """Tokens per pair as the model takes it, counted without scoring."""
-        return self._tokens.lengths(pairs)
-
-    def cut(self, query: Query, items: Sequence[Item]) -> BoolArray:
-        """Which items are cut beside this query."""
-        return self._tokens.cut(query, items)
-
     def reopening(self) -> Reopening:
         """What opens this scorer elsewhere: on one GPU if it is on a GPU here, else on one CPU."""
         on_gpu = self._device.type == "cuda"
@@ -190,7 +182,7 @@ class TorchCrossEncoder(Closing):
         """One score per pair; a small call may take a `recorded` forward pass."""
         if not len(pairs):
             return np.empty(0, np.float32)
-        with self._torch.inference_mode(), self._naming_a_lost_device():
+        with self._torch.inference_mode():
             if recorded and self._recorded is not None:
                 with self._lock:
                     self._check_open()
@@ -223,20 +215,6 @@ class TorchCrossEncoder(Closing):
     def _check_open(self) -> None:
         if self._forward is None:
             raise closed(self._name)
-
-    @contextmanager
-    def _naming_a_lost_device(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            # Before torch 2.8 these were plain RuntimeErrors.
-            lost = getattr(self._torch, "AcceleratorError", ())
-            if not isinstance(error, lost) and not str(error).startswith("CUDA error"):
-                raise
-            raise ScorerFailed(
-                f"The device {str(self._device)!r} of the scorer {self._name!r} does not work any more: "
-                f"{str(error).partition(chr(10))[0]}. Open the scorer again in a new process, or use device='cpu'."
-            ) from error
 
     def _take_less(self, n_pairs: int) -> None:
         if self._recorded is not None and self._recorded.drop():

@@ -6,7 +6,6 @@ import pytest
 import adacur
 from adacur.records import Item, Query
 from adacur.scorers import OnnxCrossEncoder
-from adacur.scorers.cross_encoders import cpu_int8 as int8_products
 from adacur.scorers.cross_encoders import onnx as onnx_scorer
 from adacur.store import DriftWarning
 from tests.unit.scorers.cross_encoders.tiny_models import PAIRS, WORDS, tiny_onnx
@@ -28,8 +27,8 @@ def test_the_product_that_is_measured_is_one_of_the_largest_integers() -> None:
         [make.make_tensor_value_info("y", tensor.INT32, [1, 16])],
         [weights],
     )
-    assert onnx.load_from_string(int8_products._PRODUCT).graph == graph
-    assert int8_products._EXACT == 259_080
+    assert onnx.load_from_string(onnx_scorer._PRODUCT).graph == graph
+    assert onnx_scorer._EXACT == 259_080
 
 
 @pytest.mark.parametrize(
@@ -43,25 +42,20 @@ def test_the_product_that_is_measured_is_one_of_the_largest_integers() -> None:
 def test_the_arithmetic_is_what_was_measured_with_and_without_the_precise_kernels(
     monkeypatch, exact_when, told
 ) -> None:
-    monkeypatch.setattr(int8_products, "_is_exact", lambda *, precise: precise in exact_when)
-    assert int8_products.int8_products.__wrapped__() == told
+    monkeypatch.setattr(onnx_scorer, "_is_exact", lambda *, precise: precise in exact_when)
+    assert onnx_scorer.int8_products.__wrapped__() == told
 
 
 def test_products_are_exact_here_one_way_or_the_other() -> None:
-    assert int8_products.int8_products() in ("exact products", "exact products, widened")
-    assert int8_products._is_exact(precise=True)
+    assert onnx_scorer.int8_products() in ("exact products", "exact products, widened")
+    assert onnx_scorer._is_exact(precise=True)
 
 
 def test_only_the_card_of_a_quantised_model_says_how_it_multiplied(tmp_path) -> None:
     with OnnxCrossEncoder(tiny_onnx(tmp_path / "int8", dynamic=True)) as quantised:
-        assert quantised.card.arithmetic == int8_products.int8_products()
+        assert quantised.card.arithmetic == onnx_scorer.int8_products()
     with OnnxCrossEncoder(tiny_onnx(tmp_path / "float")) as plain:
         assert plain.card.arithmetic is None
-
-
-def test_sessions_of_int8_models_ask_for_the_precise_kernels(tmp_path) -> None:
-    with OnnxCrossEncoder(tiny_onnx(tmp_path, dynamic=True)) as opened:
-        assert opened._session.get_session_options().get_session_config_entry(int8_products.PRECISE) == "1"
 
 
 def test_an_index_built_where_products_saturate_reports_its_drift(tmp_path, monkeypatch) -> None:

@@ -54,15 +54,6 @@ def test_an_item_of_a_collection_is_read_once() -> None:
     assert everything(known.items_at(others, asked)) == plainly(others, asked)
 
 
-def test_limits_are_the_tokenizers() -> None:
-    items = Counted([*ITEMS, Item("t", f"{'w2 ' * 9}w39 {'w3 ' * 9}")])
-    asked = np.arange(len(items))
-    for options in ({"max_item_tokens": 5}, {}):
-        known = tokenizer(**options)
-        for _ in range(2):
-            assert everything(known.items_at(items, asked)) == plainly(items, asked, **options)
-
-
 def test_a_full_memory_forgets_the_oldest_and_answers_all_the_same() -> None:
     items = Counted([Item(str(n), "w1 " * 10) for n in range(20)])
     known = tokenizer(most_bytes=2000)

@@ -51,12 +51,6 @@ def test_a_real_int8_score_does_not_depend_on_its_batch() -> None:
         assert scorer.card.max_tokens == 512
 
 
-def test_a_float_score_does_not_depend_on_its_batch(float_folder) -> None:
-    with OnnxCrossEncoder(float_folder, threads=2) as scorer:
-        np.testing.assert_array_equal(scorer.score(PAIRS), alone(scorer, PAIRS))
-        assert scorer.card.dtype == "float32"
-
-
 class CountingSession:
     """A session that remembers the shape of every run."""
 
@@ -76,15 +70,6 @@ def test_every_pair_is_one_run_without_padding(folder, request) -> None:
         scorer._session = CountingSession(scorer._session)
         scorer.score_grid(QUERIES, ITEMS)
         assert [pairs for pairs, _ in scorer._session.shapes] == [1] * len(QUERIES) * len(ITEMS)
-
-
-def test_eight_threads_get_what_one_gets(int8_folder, float_folder) -> None:
-    for folder in (int8_folder, float_folder):
-        with OnnxCrossEncoder(folder, threads=2) as serial, OnnxCrossEncoder(folder, threads=2) as shared:
-            expected = serial.score(PAIRS)
-            with ThreadPoolExecutor(8) as callers:
-                for scores in callers.map(shared.score, [PAIRS] * 8):
-                    np.testing.assert_array_equal(scores, expected)
 
 
 def score_in_child(scorer: OnnxCrossEncoder, answers) -> None:
@@ -158,19 +143,6 @@ def test_weights_beside_the_graph_count(float_folder, tmp_path) -> None:
     (tmp_path / "other" / "model.onnx_data").write_bytes(b"weights")
     with OnnxCrossEncoder(tmp_path / "other") as other, OnnxCrossEncoder(float_folder) as scorer:
         assert other.card.weights != scorer.card.weights
-
-
-def test_two_labels_are_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match=r"\(1, 2\)"):
-        OnnxCrossEncoder(tiny_onnx(tmp_path, labels=2))
-
-
-@pytest.mark.parametrize("damage", [lambda _: b"", lambda _: b"not a graph", lambda graph: graph[: len(graph) // 2]])
-def test_an_unreadable_graph_is_refused(float_folder, tmp_path, damage) -> None:
-    tiny_tokenizer("bert").save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "model.onnx").write_bytes(damage((float_folder / "model.onnx").read_bytes()))
-    with pytest.raises(InputError):
-        OnnxCrossEncoder(tmp_path)
 
 
 def test_a_graph_without_the_weights_beside_it_is_refused(float_folder, tmp_path) -> None:

@@ -9,11 +9,8 @@ from tokenizers import models
 
 import adacur
 from adacur.errors import InputError, TextTooLong, WrongScorer
-from adacur.extras.kernels.decoder import PromptBatches
-from adacur.extras.kernels.decoder_forward import PackedDecoder
 from adacur.records import Item, Query
 from adacur.scorers import PairPrompt, Readout, TorchCrossEncoder, scorer
-from adacur.scorers.cross_encoders.known_rerankers import known_reranker
 from adacur.scorers.cross_encoders.opened_model import pair_prompt
 from adacur.scorers.cross_encoders.pair_prompt import knows_pairs
 from adacur.scorers.cross_encoders.pair_tokens import PairTokenizer
@@ -125,8 +122,12 @@ ALTERNATING = (
     [
         (LOOP, False),
         (ALTERNATING, False),
-        ("{{ messages[0].content }} {{ messages[1].content }}", True),
-        ("{% for m in messages %}{{ 'Q: ' if m.role == 'query' else 'D: ' }}{{ m.content }}{% endfor %}", True),
+        ("{{ messages[0].content }} {{ messages[1].content }}", False),
+        (
+            "{{ messages | selectattr('role', 'eq', 'query') | first }} "
+            '{{ messages | selectattr("role", "eq", "document") | first }}',
+            True,
+        ),
     ],
 )
 def test_a_template_for_conversations_is_told_from_one_for_pairs(template, knows) -> None:
@@ -165,11 +166,6 @@ def test_a_chat_template_of_structured_contents_is_understood() -> None:
 def test_a_chat_template_without_a_place_for_query_or_item_is_refused(template, missing) -> None:
     with pytest.raises(InputError, match=missing):
         PairPrompt.of_chat(chat(template))
-
-
-def test_a_chat_template_that_makes_megabytes_of_a_pair_is_refused() -> None:
-    with pytest.raises(InputError, match="4,000,055"):
-        PairPrompt.of_chat(chat(LOOP + "{{ 'word' * 999999 }}"))
 
 
 def test_a_template_raises_no_error_of_megabytes() -> None:
@@ -292,76 +288,6 @@ def test_logits_that_a_model_changes_behind_its_head_are_followed_or_refused(tmp
         TorchCrossEncoder(tmp_path / "scaled", prompt="w1 {query} w2 {item} w3", device="cpu")
 
 
-class Watched(PackedDecoder):
-    """Counts the tokens that it computes of prompts which share prefixes."""
-
-    tokens, calls = 0, 0
-
-    def last_hidden(self, sequences):
-        n = len(sequences)
-        return super().last_hidden_shared([()], sequences, np.zeros(n, int), continuation_of=np.arange(n))
-
-    def last_hidden_shared(self, prefixes, continuations, prefix_of, *, continuation_of):
-        assert all(map(len, continuations))
-        assert len({tuple(row) for row in continuations}) == len(continuations)
-        type(self).calls += 1
-        type(self).tokens += sum(map(len, prefixes)) + sum(len(continuations[of]) for of in continuation_of)
-        return super().last_hidden_shared(prefixes, continuations, prefix_of, continuation_of=continuation_of)
-
-
-@pytest.mark.parametrize("text", ["w1 {query} w5 {item} w6", "w1 {item} w5 {query} w6"])
-def test_the_packed_pass_scores_as_transformers_does(causal, text, monkeypatch) -> None:
-    with TorchCrossEncoder(causal, prompt=text, device="cpu") as packed:
-        assert isinstance(packed._forward._body, PackedDecoder)
-        scores = packed.score(PAIRS), packed.score_grid(QUERIES, ITEMS)
-    monkeypatch.setattr(PackedDecoder, "can_run", lambda body: False)
-    with TorchCrossEncoder(causal, prompt=text, device="cpu") as plain:
-        np.testing.assert_allclose(scores[0], plain.score(PAIRS), atol=1e-4)
-        np.testing.assert_allclose(scores[1], plain.score_grid(QUERIES, ITEMS), atol=1e-4)
-
-
-@pytest.mark.parametrize("item_first", [False, True])
-@pytest.mark.parametrize("batch_tokens", [60, 4096])
-def test_what_prompts_share_is_handed_over_once(causal, item_first, batch_tokens, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.extras.kernels.fast_forwards.PackedDecoder", Watched)
-    Watched.tokens = Watched.calls = 0
-    text = "w1 w2 {item} w5 {query} w6" if item_first else "w1 w2 {query} w5 {item} w6"
-    with TorchCrossEncoder(causal, prompt=text, device="cpu", batch_tokens=batch_tokens) as opened:
-        plain = np.array([opened.score([pair])[0] for pair in PAIRS])
-        assert Watched.calls == 0
-        scores = opened.score_grid(QUERIES, ITEMS).ravel()
-    np.testing.assert_allclose(scores, plain, atol=1e-4)
-    words = {
-        "query": [len(query.text.split()) for query in QUERIES],
-        "item": [len(item.text.split()) for item in ITEMS],
-    }
-    first, second = ("item", "query") if item_first else ("query", "item")
-    whole = sum((4 + a + b) for a in words["query"] for b in words["item"])
-    at_best = sum(3 + n for n in words[first]) + len(words[first]) * sum(1 + n for n in words[second])
-    assert Watched.tokens < whole
-    if batch_tokens == 4096:
-        assert Watched.tokens == at_best
-
-
-def test_pairs_of_many_queries_share_the_beginning_of_the_prompt(causal, monkeypatch) -> None:
-    torch = pytest.importorskip("torch")
-    tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(causal).backend_tokenizer
-    tokens = PairTokenizer(tokenizer, max_tokens=64, prompt=PairPrompt.of_format("w1 w2 w3 w4 {query} w5 {item} w6"))
-    queries = [Query(str(n), f"w{n + 10}") for n in range(6)]
-    batches = PromptBatches(
-        torch, tokens.pairs(list(zip(queries, ITEMS[1:7], strict=True))), device=torch.device("cpu")
-    )
-    assert batches._prefixes.tolist() == [4]
-    assert batches.end(0, tokens=10**6) == 6
-    one = PromptBatches(torch, tokens.pairs([(queries[0], item) for item in ITEMS]), device=torch.device("cpu"))
-    assert one._prefixes.tolist() == [6]
-    ends = [0]
-    while ends[-1] < len(one):
-        ends.append(one.end(ends[-1], tokens=40))
-        counted = 6 + sum(one._rest[ends[-2] : ends[-1]])
-        assert counted <= 40 or ends[-1] == ends[-2] + 1
-
-
 def test_another_instruction_is_another_scorer_and_an_index_refuses_it(causal, tmp_path) -> None:
     items = [Item(f"{n}", f"w{n} w{n + 1} w{n + 2}") for n in range(24)]
     options = {"prompt": "w1 {instruction} {query} w5 {item}", "device": "cpu"}
@@ -393,33 +319,6 @@ def test_two_labels_are_read_as_their_difference_where_one_says_so(tmp_path) -> 
     assert right.card.readout == "labels(1, 0)"
 
 
-def test_known_rerankers_get_the_prompts_of_their_makers() -> None:
-    qwen = known_reranker("Qwen/Qwen3-Reranker-0.6B").pair_prompt("Find it")
-    assert qwen.text == (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Find it\n'
-        "<Query>: {query}\n<Document>: {item}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-    assert qwen.instruction == "Find it"
-    mxbai = known_reranker("mixedbread-ai/mxbai-rerank-base-v2")
-    assert "user\nquery: {query}\ndocument: {item}\nYou are" in mxbai.pair_prompt(None).text
-    assert "user\ninstruction: Find it\nquery: {query}" in mxbai.pair_prompt("Find it").text
-    assert mxbai.readout == Readout.odds("1", "0")
-    ctxl = known_reranker("ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b")
-    assert ctxl.pair_prompt("Be new").text.endswith("<Document> {item}\n<Query> {query} Be new ??")
-    assert ctxl.pair_prompt(None).item_first
-    with pytest.raises(InputError):
-        known_reranker("zeroentropy/zerank-2").pair_prompt("Find it")
-    assert known_reranker("cross-encoder/ms-marco-MiniLM-L6-v2") is None
-
-
-def test_a_reranker_that_is_known_by_its_name_opens_with_its_makers_prompt(tmp_path) -> None:
-    folder = tiny_decoder(tmp_path / "Qwen3-Reranker-tiny", kind="causal", template=False, positions=256)
-    with scorer(folder, instruction="w7", device="cpu") as opened:
-        assert "<Instruct>: w7\n" in opened.prompt.text
-        assert opened.readout == Readout.odds("yes", "no")
-
-
 def test_pieces_fall_back_to_parts_with_a_word_where_a_tokenizer_joins_everything(caplog) -> None:
     tokenizer = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     pieces = PromptPieces.of(PairPrompt.of_format("x {query} y {item} z"), tokenizer)
@@ -427,28 +326,7 @@ def test_pieces_fall_back_to_parts_with_a_word_where_a_tokenizer_joins_everythin
     assert pieces.of_query("q") == "x q y "
 
 
-def test_of_a_long_prompt_only_some_places_are_tried_for_a_cut() -> None:
-    tokenizer = tokenizers.Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-
-    class Counting:
-        get_added_tokens_decoder, characters = tokenizer.get_added_tokens_decoder, 0
-
-        def encode_batch_fast(self, texts, *, add_special_tokens):
-            self.characters += sum(map(len, texts))
-            return tokenizer.encode_batch_fast([text[:1] for text in texts], add_special_tokens=add_special_tokens)
-
-    counting = Counting()
-    PromptPieces.of(PairPrompt.of_format("x{query}" + "y" * 5000 + "{item}z"), counting)
-    assert counting.characters < 2e7
-
-
-@pytest.mark.parametrize("given", [f"token({'-' * 100_000}1)", "label(1)", "grades(1, 0)", "token(True)"])
-def test_a_readout_that_a_stranger_wrote_is_refused_as_any_other(given) -> None:
-    with pytest.raises(InputError):
-        Readout.of(given)
-
-
 @pytest.mark.parametrize("given", [7, ["{query} {item}"], {"role": "user"}])
 def test_what_is_no_prompt_is_refused(tmp_path, given) -> None:
     with pytest.raises(InputError):
-        pair_prompt(tmp_path, "any", None, prompt=given, instruction=None)
+        pair_prompt(tmp_path, None, prompt=given, instruction=None)

@@ -96,13 +96,6 @@ def test_the_body_is_halved_and_the_head_is_not(architecture) -> None:
         assert half.card.weights == full.card.weights
 
 
-def test_batches_change_nothing_but_the_last_bits(folder) -> None:
-    with TorchCrossEncoder(folder, device="cpu") as scorer:
-        whole = scorer.score_grid(QUERIES, ITEMS)
-        singly = np.array([[scorer.score([(query, item)])[0] for item in ITEMS] for query in QUERIES])
-    np.testing.assert_allclose(whole, singly, atol=1e-5)
-
-
 def test_a_large_grid_is_scored_in_parts(folder, monkeypatch) -> None:
     with TorchCrossEncoder(folder, device="cpu") as scorer:
         whole = scorer.score_grid(QUERIES, ITEMS)
@@ -257,12 +250,6 @@ def test_what_is_no_cross_encoder_is_refused(tmp_path) -> None:
 def test_options_that_mean_nothing_are_refused(folder, options) -> None:
     with pytest.raises(InputError, match=f"{next(iter(options))} "):
         TorchCrossEncoder(folder, **options)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that must be absent")
-def test_a_gpu_that_is_not_there_is_refused(folder) -> None:
-    with pytest.raises(InputError):
-        TorchCrossEncoder(folder, device="cuda")
 
 
 def test_a_gpu_number_that_is_not_there_is_refused(folder, monkeypatch) -> None:

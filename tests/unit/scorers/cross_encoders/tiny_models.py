@@ -109,7 +109,8 @@ def tiny_transformer(
 
 
 CHAT_TEMPLATE = (
-    "{{ '[CLS] w1 w2 ' }}{% for message in messages %}{{ message['role'] == 'query' and 'w3 ' or 'w4 ' }}"
+    "{{ '[CLS] w1 w2 ' }}{% for message in messages %}"
+    "{{ {'query': 'w3 ', 'document': 'w4 '}[message['role']] or 'w4 ' }}"
     "{{ message['content'] }}{{ ' [SEP] ' }}{% endfor %}"
 )
 
