@@ -20,9 +20,8 @@ class Remembered:
 
     def __init__(self, *, most_bytes: int) -> None:
         self._most = most_bytes
-        self._kept: OrderedDict[Any, npt.NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
-        self.n_bytes = 0
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -35,7 +34,7 @@ class Remembered:
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._kept.clear()
+            self._kept: OrderedDict[Any, npt.NDArray[Any]] = OrderedDict()
             self.n_bytes = 0
 
     def keep(self, new: Mapping[Any, npt.NDArray[Any]]) -> None:

@@ -102,9 +102,8 @@ def check_scores(scores: Any, pairs: Sequence[Pair]) -> FloatArray:
         raise ScoreCountError(
             f"A scorer returns one score per pair; for {len(pairs)} pairs it returned shape {values.shape}.{several}"
         )
-    if not np.isfinite(values).all():
-        worst = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise _non_finite(given[worst], *pairs[worst])
+    for worst in np.flatnonzero(~np.isfinite(values)):
+        raise _non_finite(given[worst], *pairs[int(worst)])
     return values
 
 
@@ -116,8 +115,7 @@ def check_grid(scores: Any, queries: Sequence[Query], items: Sequence[Item] | It
             f"A scorer returns one score per query and item; for {len(queries)} queries × {len(items)} items "
             f"it returned shape {values.shape}."
         )
-    if not np.isfinite(values).all():
-        row, column = (int(at[0]) for at in np.nonzero(~np.isfinite(values)))
+    for row, column in np.argwhere(~np.isfinite(values)).tolist():
         raise _non_finite(given[row, column], queries[row], items[column])
     return values
 

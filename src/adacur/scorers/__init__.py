@@ -26,7 +26,7 @@ from adacur.scorers.cross_encoders.torch import TorchCrossEncoder
 from adacur.scorers.function import FunctionScorer
 from adacur.scorers.http import HttpScorer, ProbabilityWarning
 from adacur.scorers.judge import JudgeScorer
-from adacur.scorers.known import KnownScores, MatrixScorer
+from adacur.scorers.known import MatrixScorer
 from adacur.scorers.metered import Metered, count_tokens, price_of
 from adacur.scorers.sentence_transformers import SentenceTransformersScorer
 
@@ -36,7 +36,6 @@ __all__ = [
     "FunctionScorer",
     "HttpScorer",
     "JudgeScorer",
-    "KnownScores",
     "MatrixScorer",
     "Metered",
     "OnnxCrossEncoder",

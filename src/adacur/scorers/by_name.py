@@ -169,7 +169,7 @@ def _of_files(folder: Path, source: str | Path, options: dict[str, Any]) -> Scor
     if shape == "pairs" and (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
         name = {"name": source} if isinstance(source, str) else {}
         return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)
-    if shape != "other" or "prompt" in options:
+    if shape != "other":
         return _open(TorchCrossEncoder, source, options)
     try:
         return _open(SentenceTransformersScorer, source, options)

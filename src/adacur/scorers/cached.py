@@ -19,7 +19,7 @@ from adacur.errors import AdacurError, InputError, ScorerError
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers.calling import ascore
-from adacur.scorers.known import KnownScores, ScoresInMemory
+from adacur.scorers.known import ScoreMemory, ScoresInMemory
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile
 from adacur.scorers.wrapping import Wrapping
@@ -49,7 +49,7 @@ class Cached(Wrapping):
     def __init__(
         self,
         scorer: Scorer,
-        known: str | Path | KnownScores | None = None,
+        known: str | Path | ScoreMemory | None = None,
         *,
         save_every: int = 16_384,
         must_keep: bool = False,
@@ -65,7 +65,7 @@ class Cached(Wrapping):
         self._must_keep = must_keep
         if isinstance(known, str | Path):
             known = ScoreFile(Path(known), identity=_identity(scorer))
-        self._known: KnownScores = ScoresInMemory() if known is None else known
+        self._known: ScoreMemory = ScoresInMemory() if known is None else known
         self._lock = threading.Lock()
 
     @property

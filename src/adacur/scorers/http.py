@@ -121,9 +121,6 @@ class HttpScorer(RemoteScorer):
                 stacklevel=2,
             )
 
-    def __repr__(self) -> str:
-        return f"HttpScorer({self.url!r}, kind={self.kind!r}, model={self.model!r}, batch_size={self.batch_size})"
-
     def _batches(self, pairs: Sequence[Pair]) -> list[list[Pair]]:
         """Distinct texts of one query at a time, in batches that the server takes."""
         batches: list[list[Pair]] = []

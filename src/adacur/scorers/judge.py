@@ -115,9 +115,6 @@ class JudgeScorer(RemoteScorer):
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
         )
 
-    def __repr__(self) -> str:
-        return f"JudgeScorer({self.url!r}, model={self.model!r}, answers={', '.join(self.answers)})"
-
     def render(self, query: Query, item: Item) -> str:
         """The prompt of a pair, as it is sent."""
         return self.prompt.render(query.text, item.text)

@@ -19,7 +19,7 @@ from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query, repeats
 
 
-class KnownScores(Protocol):
+class ScoreMemory(Protocol):
     """Scores by pair; pairs with equal keys have one score."""
 
     def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]: ...

@@ -172,14 +172,6 @@ def test_what_comes_from_the_cache_equals_what_the_scorer_gave_bit_for_bit(path,
     assert cached.misses == len(numbers)
 
 
-def test_scores_of_two_types_are_answered_in_the_wider(path) -> None:
-    narrow = Cached(Recording("float32"), path).score(PAIRS[:5])
-    scores = Cached(Recording("float64"), path).score(PAIRS[:9])
-    assert scores.dtype == np.float64
-    assert scores[:5].tolist() == narrow.tolist()
-    assert scores[5:].tolist() == truth(PAIRS[5:9])
-
-
 def test_texts_that_join_to_the_same_are_different_pairs(path) -> None:
     texts = [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), ("c", "ab"), ("bc", "a"), ("x", "x"), ("é", "e\u0301")]
     pairs = [(Query("q", query), Item("i", item)) for query, item in texts]
@@ -450,13 +442,6 @@ def test_a_file_that_cannot_be_a_cache_is_refused_and_left_alone(path, make) -> 
         cached.score(PAIRS)
     # It may be somebody's only copy of something.
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("where", ["nowhere/scores.sqlite", ".", "file/scores.sqlite"])
-def test_a_path_that_cannot_hold_a_file_is_refused(tmp_path, where) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError):
-        Cached(Recording(), tmp_path / where)
 
 
 def fill_up(cached: Cached) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import threading
 
-import numpy as np
 import pytest
 
 from adacur.errors import InputError, NonFiniteScore, ScoreCountError, ScorerFailed
@@ -241,11 +240,6 @@ def test_an_error_holds_the_scores_of_the_batches_before_it(is_async) -> None:
     assert caught.value.scored == {PAIRS[n]: 3.0 * n for n in range(4)}
 
 
-def test_the_precision_returned_is_kept() -> None:
-    scorer = FunctionScorer(lambda pairs: np.ones(len(pairs), np.float32))
-    assert scorer.score(PAIRS).dtype == np.float32
-
-
 def test_the_card_says_how_to_import_the_function_where_that_is_possible() -> None:
     assert FunctionScorer(lengths).card.source == f"{__name__}:lengths"
     assert FunctionScorer(lengths, source="elsewhere:f", name="n").card.source == "elsewhere:f"
@@ -275,10 +269,3 @@ def test_options_that_cannot_be_meant_are_refused(options) -> None:
 def test_a_function_of_a_query_and_a_text_is_told_that_it_gets_a_list_of_pairs(function) -> None:
     with pytest.raises(InputError):
         FunctionScorer(function)
-
-
-@pytest.mark.parametrize("function", [lambda pairs, scale=1.0: [], lambda *pairs: []])
-def test_a_function_may_take_more_than_the_pairs_where_it_need_not(function) -> None:
-    FunctionScorer(function)
-    FunctionScorer(functools.partial(lambda scale, pairs: [], 2.0))
-    FunctionScorer(len)

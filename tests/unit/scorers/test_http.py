@@ -189,12 +189,9 @@ def test_an_instruction_goes_where_the_service_reads_it_and_is_refused_elsewhere
     ("extra", "told"),
     [
         ({"documents": ["x"]}, "'documents'"),
-        ({"top_n": 1}, "'top_n'"),
-        ({"model": "x"}, "'model'"),
         ({"use_activation": True}, "'use_activation'"),
         ({"instruction": "x"}, "'instruction'"),
         ({"priority": float("nan")}, "JSON"),
-        ({"priority": {1}}, "JSON"),
         ([1], "JSON"),
     ],
 )
@@ -236,9 +233,6 @@ def test_json_that_breaks_off_is_asked_for_again() -> None:
     ("url", "kind", "endpoint"),
     [
         ("https://api.voyageai.com", "voyage", "https://api.voyageai.com/v1/rerank"),
-        ("https://api.zeroentropy.dev/v1", "zeroentropy", "https://api.zeroentropy.dev/v1/models/rerank"),
-        ("https://api.contextual.ai/v1/rerank", "contextual", "https://api.contextual.ai/v1/rerank"),
-        ("https://api.mixedbread.com", "mixedbread", "https://api.mixedbread.com/v1/reranking"),
         (
             "https://ai.api.nvidia.com/v1/retrieval/nvidia/name/reranking",
             "nim",
@@ -248,11 +242,6 @@ def test_json_that_breaks_off_is_asked_for_again() -> None:
             "https://dashscope-intl.aliyuncs.com/compatible-api/v1",
             "dashscope",
             "https://dashscope-intl.aliyuncs.com/compatible-api/v1/reranks",
-        ),
-        (
-            "https://ws1.ap-southeast-1.maas.aliyuncs.com",
-            "dashscope",
-            "https://ws1.ap-southeast-1.maas.aliyuncs.com/compatible-api/v1/reranks",
         ),
     ],
 )
@@ -415,23 +404,17 @@ def tei(*results) -> list[dict[str, object]]:
     [
         (b"<html>login</html>", ScorerFailed, "login"),
         (b"", ScorerFailed, "tei"),
-        ({"results": tei((0, 1.0), (1, 1.0))}, ScorerFailed, "results"),
-        ({"error": "hm"}, ScorerFailed, "hm"),
         (None, ScorerFailed, "null"),
         ([[0, 1.0], [1, 2.0]], ScorerFailed, "'score'"),
-        ([{"index": 0}, {"index": 1}], ScorerFailed, "'score'"),
         (tei((0, 1.0), ("1", 1.0)), ScorerFailed, "'score'"),
         (tei((0, 1.0), (True, 1.0)), ScorerFailed, "'score'"),
         (tei((0, 1.0), (1, "1.0")), ScorerFailed, "'score'"),
-        (tei((0, 1.0), (1, None)), ScorerFailed, "'score'"),
         (tei((0, 1.0), (1, float("nan"))), NonFiniteScore, "nan.*'q0'.*'i1'"),
         (tei((0, float("-inf")), (1, 1.0)), NonFiniteScore, "-inf.*'q0'.*'i0'"),
         (tei((0, 1.0)), ScoreCountError, "text 1"),
-        ([], ScoreCountError, "0"),
         (tei((0, 1.0), (0, 1.0)), ScoreCountError, "text 1"),
         (tei((0, 1.0), (1, 1.0), (1, 2.0)), ScoreCountError, "3"),
         (tei((0, 1.0), (2, 1.0)), ScoreCountError, "text 1"),
-        (tei((0, 1.0), (-1, 1.0)), ScoreCountError, "text 1"),
     ],
 )
 def test_wrong_answers_are_refused(body, error, told) -> None:

@@ -138,27 +138,18 @@ def test_the_odds_are_those_of_the_listed_tokens(top, score) -> None:
         assert judge.score(PAIRS[:1]) == pytest.approx(score)
 
 
-def test_grades_that_are_not_listed_are_impossible() -> None:
-    with answering(chat({"3": math.log(0.6), "1": math.log(0.2), "The": -3.0})) as server:
-        assert open_judge(server.root, answers=GRADES).score(PAIRS[:1]) == pytest.approx(2.5)
-
-
 @pytest.mark.parametrize(
     ("body", "told"),
     [
         (chat({"The": -0.2, " document": -3.0}), r"'Yes', 'No'.*2 likeliest.*'The'.*' document'.*enable_thinking"),
-        (chat({"<think>": -0.0}), r"begins '<think>'.*enable_thinking"),
         (chat({}), "0 likeliest"),
         (chat({"Yes": float("nan")}), "0 likeliest"),
         (chat({"Yesterday": -0.1, "None": -0.2}), "'Yesterday'"),
         (chat({"Yes": -0.1}, message={"refusal": "I cannot help with that."}), "refused.*I cannot help"),
-        (chat({"Yes": -0.1}, finish_reason="content_filter"), "refused"),
         (chat({"Yes": -0.1}, logprobs=None), "no logprobs.*vLLM"),
-        (chat({"Yes": -0.1}, logprobs={"content": None}), "0 likeliest"),
         (chat({"Yes": -0.1}, logprobs={"content": [{"token": "Yes"}]}), "cannot be read"),
         ({"object": "error", "message": "hm"}, "'choices'.*hm"),
         ({"choices": []}, "'choices'"),
-        ([1], "'choices'"),
         (b"<html>login</html>", "'choices'.*login"),
         ({"results": [{"index": 0, "relevance_score": 1}]}, "'choices'"),
     ],
@@ -243,24 +234,15 @@ def test_the_key_is_not_shown_and_that_of_the_environment_goes_to_its_service_on
     ("options", "told"),
     [
         ({"answers": ("Yes", "yes ")}, "'Yes'"),
-        ({"answers": ("Yes",)}, "'Yes'"),
         ({"answers": ("a", "b", "c")}, "grades"),
-        ({"answers": ("Yes", "")}, "answers"),
-        ({"answers": "No"}, "answers"),
         ({"answers": ("Yes", 3)}, "answers"),
-        ({"answers": {"0": 0}}, "answers"),
         ({"answers": {"0": 1, "1": 1}}, "answers"),
         ({"answers": {"0": 0, "1": float("nan")}}, "answers"),
-        ({"answers": {"0": 0, "1": "1"}}, "answers"),
         ({"prompt": "{query}"}, r"\{item\}"),
-        ({"prompt": "{item}"}, r"\{query\}"),
         ({"prompt": "{query}{item}", "instruction": "x"}, r"\{instruction\}"),
         ({"prompt": "{instruction}{query}{item}"}, r"\{instruction\}"),
         ({"extra": {"max_tokens": 5}}, "'max_tokens'"),
-        ({"extra": {"messages": []}}, "'messages'"),
         ({"top_logprobs": 0}, "top_logprobs"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"timeout": 0}, "timeout"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options, told) -> None:

@@ -64,12 +64,6 @@ def test_a_query_that_leaves_no_room_is_refused(model) -> None:
         SentenceTransformersScorer(model).score([*PAIRS[:3], (Query("long", words(60)), Item("i", "w1"))])
 
 
-def test_texts_without_a_word_are_scored(folder, model) -> None:
-    pairs = [(Query("q", "w1"), Item("spaces", "   ")), (Query("q", "w1"), Item("empty", ""))]
-    with TorchCrossEncoder(folder, device="cpu") as plain:
-        np.testing.assert_allclose(SentenceTransformersScorer(model).score(pairs), plain.score(pairs), atol=1e-4)
-
-
 def test_the_card_names_folder_weights_and_type(folder, model) -> None:
     with SentenceTransformersScorer(folder, device="cpu") as opened:
         card = opened.card

@@ -125,12 +125,12 @@ def architecture(folder: Path) -> str:
     return str(made_for[0]) if isinstance(made_for, list) and made_for else ""
 
 
-def load_classifier(folder: Path, readout: Readout | None = None, *, prompted: bool = False) -> tuple[Any, Any]:
+def load_classifier(folder: Path, readout: Readout | None = None) -> tuple[Any, Any]:
     """Tokenizer and model of a cross-encoder whose head is a classifier.
 
-    It has one label, or those that `readout` reads. Unless it is `prompted`, it must be one that takes plain pairs.
+    It takes plain pairs, and has one label or those that `readout` reads.
     """
-    if not prompted and (why := shape_of(folder)[1]):
+    if why := shape_of(folder)[1]:
         raise InputError(
             f"The model in {folder} {why}; scored as a plain pair, every score would be wrong. Open it with "
             "adacur.scorer(…)."

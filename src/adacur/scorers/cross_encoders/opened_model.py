@@ -58,27 +58,19 @@ class OpenedModel(NamedTuple):
 def open_model(folder: Path, *, prompt: AnyPrompt | None, instruction: str | None, readout: Any) -> OpenedModel:
     """The model in a folder, in whose place what is given is taken."""
     read = None if readout is None else Readout.of(readout)
-    if EMB_KEY in json_in(folder, "config.json"):
-        if any(given is not None for given in (prompt, instruction, read)):
-            raise InputError(
-                f"The model in {folder} takes plain pairs and has a head of its own: leave out prompt, instruction and "
-                "readout."
-            )
-        tokenizer, model = named(LOAD_EMB)(folder)
-        return OpenedModel("pairs", tokenizer, model, Readout.label())
     if shape_of(folder)[0] == "decoder":
         return _language_model(folder, prompt=prompt, instruction=instruction, readout=read)
-    if prompt is None and instruction is not None:
-        raise no_place_for(instruction, "the model takes plain pairs")
-    tokenizer, model = load_classifier(folder, read, prompted=prompt is not None)
-    made = None
     if prompt is not None:
-        made = pair_prompt(folder, tokenizer, prompt=prompt, instruction=instruction)
-        if made.item_first:
-            raise InputError(
-                f"A classifier of pairs reads the query first; the prompt {made.text!r} has the item first."
-            )
-    return OpenedModel("pairs", tokenizer, model, read or Readout.label(), prompt=made)
+        raise InputError(f"A prompt is for language models; the model in {folder} takes plain pairs. Leave it out.")
+    if instruction is not None:
+        raise no_place_for(instruction, "the model takes plain pairs")
+    if EMB_KEY in json_in(folder, "config.json"):
+        if read is not None:
+            raise InputError(f"The model in {folder} has a head of its own: leave out readout.")
+        tokenizer, model = named(LOAD_EMB)(folder)
+    else:
+        tokenizer, model = load_classifier(folder, read)
+    return OpenedModel("pairs", tokenizer, model, read or Readout.label())
 
 
 def _language_model(

@@ -162,14 +162,6 @@ def test_a_graph_without_the_weights_beside_it_is_refused(float_folder, tmp_path
         OnnxCrossEncoder(tmp_path)
 
 
-def test_spaces_and_very_long_texts_have_scores() -> None:
-    with OnnxCrossEncoder(fetch("ms-marco-MiniLM-L-12-v2"), threads=2) as scorer:
-        query = Query("q", "who discovered penicillin?")
-        items = [Item("spaces", "   \n "), Item("long", "penicillin " * 9_100), Item("empty", "")]
-        spaces, long, empty = scorer.score([(query, item) for item in items])
-        assert spaces == empty < long
-
-
 def test_what_is_missing_or_damaged_is_said(float_folder, tmp_path) -> None:
     with pytest.raises(InputError):
         OnnxCrossEncoder(tmp_path)

@@ -69,11 +69,6 @@ def test_max_item_tokens_cuts_items_only() -> None:
     assert tokens.pairs([pair]).lengths.tolist() == [3 + 5 + 3]
 
 
-def test_an_item_without_tokens_is_just_the_special_ones(tokenizer) -> None:
-    made = PairTokenizer(tokenizer, max_tokens=64).pairs([(Query("q", "w1"), Item("i", ""))]).inputs(0)
-    assert made["input_ids"][0].tolist() == whole(tokenizer, "w1", "")[0]
-
-
 def test_a_query_that_leaves_no_room_is_named() -> None:
     tokens = PairTokenizer(tiny_tokenizer("bert"), max_tokens=40)
     assert len(tokens.pairs([(Query("fits", "w1 " * 21), Item("i", "w2"))])) == 1

@@ -183,26 +183,6 @@ def test_a_device_without_memory_for_one_pair_is_an_error_that_says_what_to_do(f
             scorer.score(PAIRS[:1])
 
 
-def test_memory_that_comes_back_is_used_again(folder) -> None:
-    with TorchCrossEncoder(folder, device="cpu") as scorer:
-        asked: list[int] = []
-        logits = scorer._forward.logits
-
-        def no_memory(*_, **__):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-        def counted(batches, start, end, **options):
-            asked.append(end - start)
-            return logits(batches, start, end, **options)
-
-        scorer._forward.logits = no_memory
-        with pytest.raises(ScorerFailed):
-            scorer.score(PAIRS)
-        scorer._forward.logits = counted
-        scorer.score(PAIRS)
-        assert len(asked) < 10, "another filled the device for a while"
-
-
 def test_a_scorer_goes_to_another_process_with_its_options(folder) -> None:
     with TorchCrossEncoder(folder, device="cpu", max_item_tokens=5, name="mine") as scorer:
         way = pickle.loads(pickle.dumps(scorer.reopening()))
@@ -270,14 +250,6 @@ def test_closing_frees_a_model_that_refers_to_itself(tmp_path) -> None:
         assert held() is None
     finally:
         gc.enable()
-
-
-def test_a_closed_scorer_says_so_and_keeps_its_card(folder) -> None:
-    scorer = TorchCrossEncoder(folder, device="cpu", name="mine")
-    scorer.close()
-    with pytest.raises(ScorerFailed, match="'mine'"):
-        scorer.score(PAIRS)
-    assert scorer.card.name == "mine"
 
 
 def test_a_model_that_cannot_be_fetched_is_named(tmp_path, monkeypatch) -> None:
