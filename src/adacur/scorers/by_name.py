@@ -16,7 +16,6 @@ from typing import Any
 
 from adacur.data.catalogue import fetch, names
 from adacur.errors import AdacurError, InputError, MissingExtra, UnknownName, UnknownOption
-from adacur.names import EMB_KEY
 from adacur.protocols import Scorer
 from adacur.requirements import install_command, require
 from adacur.scorers.cross_encoders.checkpoints import checkpoint_folder, json_in, shape_of
@@ -165,7 +164,7 @@ def _of_files(folder: Path, source: str | Path, options: dict[str, Any]) -> Scor
     is_modular = (folder / "modules.json").is_file()
     if is_modular and json_in(folder, "config_sentence_transformers.json").get("model_type") != "CrossEncoder":
         raise InputError(f"The model in {folder} {_DUAL_ENCODER}.")
-    shape, why = ("pairs", "") if EMB_KEY in json_in(folder, "config.json") else shape_of(folder)
+    shape, why = shape_of(folder)
     if shape == "pairs" and (folder / _ONNX_EXPORT).is_file() and _missing("torch", "transformers") is not None:
         name = {"name": source} if isinstance(source, str) else {}
         return _open(OnnxCrossEncoder, folder / _ONNX_EXPORT, name | options)

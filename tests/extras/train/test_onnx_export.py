@@ -11,7 +11,7 @@ from adacur.errors import InputError
 from adacur.extras.train import export_onnx
 from adacur.records import Item, Query
 from adacur.scorers import OnnxCrossEncoder, TorchCrossEncoder, scorer
-from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_export, tiny_transformer
+from tests.unit.scorers.cross_encoders.tiny_models import WORDS, tiny_emb, tiny_transformer
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -29,6 +29,19 @@ def pairs_of_all_lengths(n: int) -> list[tuple[Query, Item]]:
 
 
 PAIRS = pairs_of_all_lengths(200)
+
+
+def tiny_export(temporary: pytest.TempPathFactory, kind: str) -> tuple[Path, Path]:
+    """A checkpoint of one layer and its ONNX export; `kind` is "bert-cls" or "bert-emb". Takes seconds."""
+    style, head = kind.split("-")
+    folder = temporary.mktemp(f"tiny-export-{kind}")
+    checkpoint = folder / ("base" if head == "cls" else "emb")
+    if head == "cls":
+        tiny_transformer(checkpoint, style, layers=1)
+    else:
+        tiny_emb(folder, style, layers=1)
+    export_onnx(checkpoint, folder / "graph")
+    return checkpoint, folder / "graph"
 
 
 @pytest.fixture(scope="module", params=["bert-emb", "bert-cls", "roberta-emb"])

@@ -20,7 +20,6 @@ from tests.unit.scorers.cross_encoders.tiny_models import (
     PAIRS,
     QUERIES,
     tiny_decoder,
-    tiny_ettin,
     tiny_modular,
     tiny_onnx,
 )
@@ -82,9 +81,8 @@ def test_its_scores_are_those_of_sentence_transformers(folder) -> None:
         np.testing.assert_allclose(opened.score_grid(QUERIES, ITEMS).ravel(), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [tiny_modular, tiny_ettin])
-def test_several_modules_go_to_sentence_transformers_and_never_score_plain_pairs(tmp_path, make) -> None:
-    folder = make(tmp_path / "modular")
+def test_several_modules_go_to_sentence_transformers_and_never_score_plain_pairs(tmp_path) -> None:
+    folder = tiny_modular(tmp_path / "modular")
     with scorer(folder, device="cpu") as opened:
         assert isinstance(opened, SentenceTransformersScorer)
         np.testing.assert_allclose(opened.score(PAIRS), scores_of_the_library(folder), atol=1e-5)

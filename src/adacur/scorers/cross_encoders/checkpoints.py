@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from adacur.errors import FetchError, FileFormatError, InputError
+from adacur.names import EMB_KEY
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.readout import Readout
 
@@ -89,6 +90,8 @@ def shape_of(folder: Path) -> tuple[Shape, str]:
 
     A "decoder" reads a prompt and its last token; "other" is what sentence-transformers alone can run.
     """
+    if EMB_KEY in json_in(folder, "config.json"):
+        return "pairs", ""
     modules = st_modules(folder)
     types = [kind for kind, _ in modules]
     behind = types[1:] if types[:1] == ["Transformer"] and not modules[0][1] else types

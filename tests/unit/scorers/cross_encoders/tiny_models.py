@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from adacur.extras.train import EmbHead, export_onnx, make_emb_cross_encoder, save_emb_cross_encoder
+from adacur.extras.train import EmbHead, make_emb_cross_encoder, save_emb_cross_encoder
 from adacur.records import Item, Query
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -165,62 +165,12 @@ def tiny_modular(folder: Path) -> Path:
     return folder
 
 
-def tiny_ettin(folder: Path) -> Path:
-    """A ModernBERT, the first token, and two dense layers with a norm between, as the Ettin rerankers are saved."""
-    library = pytest.importorskip("sentence_transformers")
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    tokenizer = tiny_tokenizer("bert")
-    config = transformers.ModernBertConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        local_attention=8,
-        initializer_range=0.3,
-        pad_token_id=0,
-        cls_token_id=2,
-        sep_token_id=3,
-    )
-    torch.manual_seed(0)
-    base = folder.with_name(f"{folder.name}-base")
-    transformers.ModernBertModel(config).save_pretrained(base)
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", model_input_names=["input_ids", "attention_mask"]
-    ).save_pretrained(base)
-    modules = library.sentence_transformer.modules
-    parts = [
-        modules.Transformer(str(base)),
-        modules.Pooling(32, pooling_mode="cls"),
-        modules.Dense(32, 16, activation_function=torch.nn.GELU()),
-        modules.LayerNorm(16),
-        modules.Dense(16, 1, activation_function=torch.nn.Identity(), module_output_name="scores"),
-    ]
-    library.CrossEncoder(modules=parts).save_pretrained(str(folder))
-    return folder
-
-
 def tiny_emb(folder: Path, style: str = "bert", *, layers: int = 2) -> Path:
     """The body of such a classifier under an [EMB] head."""
     base = tiny_transformer(folder / "base", style, layers=layers)
     tokenizer, module = make_emb_cross_encoder(base, head=EmbHead())
     save_emb_cross_encoder(module, tokenizer, folder / "emb")
     return folder / "emb"
-
-
-def tiny_export(temporary: pytest.TempPathFactory, kind: str) -> tuple[Path, Path]:
-    """A checkpoint of one layer and its ONNX export; `kind` is "bert-cls" or "bert-emb". Takes seconds."""
-    style, head = kind.split("-")
-    folder = temporary.mktemp(f"tiny-export-{kind}")
-    checkpoint = folder / ("base" if head == "cls" else "emb")
-    if head == "cls":
-        tiny_transformer(checkpoint, style, layers=1)
-    else:
-        tiny_emb(folder, style, layers=1)
-    export_onnx(checkpoint, folder / "graph")
-    return checkpoint, folder / "graph"
 
 
 def tiny_onnx(folder: Path, style: str = "bert", *, labels: int = 1, dynamic: bool = False, types: bool = True) -> Path:
