@@ -24,7 +24,7 @@ from adacur.records import Query
 from adacur.replay.material import Material
 from adacur.replay.measures import FEWEST_QUERIES, can_judge, telling_queries
 from adacur.replay.searches import Asked, KnownScores, Searches, Way, all_scored
-from adacur.scorers import Cached, MatrixScorer
+from adacur.scorers.cached import Cached, ScoresInMemory
 from adacur.search import AnchorIndex
 from adacur.search.finish import LISTED
 from adacur.store import AnchorTable
@@ -276,7 +276,7 @@ def measure(
     """Score what the plan says, query by query, until `seconds` have passed or the next one could exceed `calls`."""
     started = time.monotonic()
     items, queries = material.items, material.queries
-    known = MatrixScorer(queries, items.ids, np.full((len(queries), len(items)), np.nan, dtype=np.float32))
+    known = ScoresInMemory()
     asked = Cached(scorer, known)
     index = AnchorIndex(AnchorTable.of_items(items), scorer=asked, first=first)
     names = [name for name in (*first, index.snapshot.all_joined) if name]
@@ -309,6 +309,8 @@ def measure(
         bar.total = bar.n
     if not n_done:
         raise InputError(f"{calls:,} calls are not enough for one query of this trial. Give more.")
-    return Measured(
-        material, plan, index, queries[:n_done], scores=known.matrix[:n_done], stages=stages, calls=asked.misses
-    )
+    scores = np.full((len(queries), len(items)), np.nan, dtype=np.float32)
+    rows = {query.id: row for row, query in enumerate(queries)}
+    of_queries, of_items = [rows[query.id] for query, _ in known.scores], (item.id for _, item in known.scores)
+    scores[of_queries, items.positions(of_items)] = list(known.scores.values())
+    return Measured(material, plan, index, queries[:n_done], scores=scores[:n_done], stages=stages, calls=asked.misses)

@@ -7,10 +7,10 @@ import dataclasses
 import json
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from adacur.errors import AdacurError, InputError, ScorerError
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers.calling import ascore
-from adacur.scorers.known import ScoreMemory, ScoresInMemory
 from adacur.scorers.metered import Metered
 from adacur.scorers.score_file import ScoreFile
 from adacur.scorers.wrapping import Wrapping
@@ -30,15 +29,41 @@ class CacheWarning(UserWarning):
     """Scores were answered but could not be stored."""
 
 
+class ScoreMemory(Protocol):
+    """Scores by pair; pairs with equal keys have one score."""
+
+    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]: ...
+
+    def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
+        """The scores of those keys that have one."""
+
+    def add(self, keys: Sequence[Any], scores: FloatArray) -> None: ...
+
+
+class ScoresInMemory:
+    """Known scores of any pairs, as long as this object lives."""
+
+    def __init__(self) -> None:
+        self.scores: dict[Pair, np.floating] = {}
+
+    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
+        return pairs
+
+    def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
+        return {key: self.scores[key] for key in keys if key in self.scores}
+
+    def add(self, keys: Sequence[Any], scores: FloatArray) -> None:
+        self.scores |= zip(keys, scores, strict=True)
+
+
 class Cached(Wrapping):
     """A scorer that is called for each pair once: its scores are kept in `known`.
 
-    `known` is the path of an SQLite file, or a `MatrixScorer`, which keeps the scores that have a place in it; without
-    either, scores are kept in memory. A file may serve several scorers, threads and processes at once. There a scorer
-    is recognised by its card (weights, settings, arithmetic, backend, dtype and token limits); one without weights,
-    such as a service, only by its name and source. A function must have been given a `name`, and another one when it
-    scores differently; so should a service whose model changed. Pairs are known by their texts: do not keep scores
-    there that follow from ids or metadata.
+    `known` is the path of an SQLite file; without one, scores are kept in memory. A file may serve several scorers,
+    threads and processes at once. There a scorer is recognised by its card (weights, settings, arithmetic, backend,
+    dtype and token limits); one without weights, such as a service, only by its name and source. A function must have
+    been given a `name`, and another one when it scores differently; so should a service whose model changed. Pairs are
+    known by their texts: do not keep scores there that follow from ids or metadata.
 
     `hits` counts answers that cost nothing, `misses` the pairs that the scorer was called for. Scores are stored after
     every `save_every` pairs at most; that is what a crash can lose. Scores that cannot be stored (a full disk) are

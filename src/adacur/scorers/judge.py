@@ -45,8 +45,9 @@ class JudgeScorer(RemoteScorer):
     - prompt: a text with {query} and {item}, and perhaps {instruction}, in this order if the server keeps prefixes. By
       default a plain question that names the answers;
     - instruction: what makes a document relevant, in a sentence or more; the first thing in the default prompt;
-    - top_logprobs: how many likely tokens are asked for. An answer that is not among them counts as likely as the
-      least likely of them (a grade: as impossible). Where none is, the judge talks, thinks or refuses: an error;
+    - top_logprobs: how many likely tokens are asked for, by default 20. An answer that is not among them counts as
+      likely as the least likely of them (a grade: as impossible). Where none is, the judge talks, thinks or refuses: an
+      error;
     - logprobs: False reads the answer itself, for models that give none: the score is 1 for the first answer
       and 0 for the second, or the grade. Anything but an answer is an error. Temperature and length of the answer are
       the server's own, unless `extra` says: such models often refuse both;
@@ -68,7 +69,7 @@ class JudgeScorer(RemoteScorer):
         answers: Sequence[str] | Mapping[str, float] | None = None,
         prompt: str | None = None,
         instruction: str | None = None,
-        top_logprobs: int = 20,
+        top_logprobs: int | None = None,
         logprobs: bool | None = None,
         extra: Mapping[str, Any] | None = None,
         api_key: str | None = None,
@@ -80,6 +81,9 @@ class JudgeScorer(RemoteScorer):
     ) -> None:
         address = Address.of(url, JUDGE)
         remembered = address.remembered
+        if top_logprobs is None:
+            listed = remembered.get("top_logprobs", "20")
+            top_logprobs = int(listed) if listed.isdecimal() else 0
         at_least(1, top_logprobs=top_logprobs)
         self.logprobs = remembered.get("logprobs") != "none" if logprobs is None else logprobs
         given_prompt = prompt or remembered.get("prompt")
@@ -95,9 +99,9 @@ class JudgeScorer(RemoteScorer):
             self.prompt = PairPrompt.of_format(usual, instruction=self.instruction or _TASK)
         else:
             self.prompt = PairPrompt.of_format(given_prompt, instruction=self.instruction)
-        self._top = top_logprobs
+        self._top = top_logprobs if self.logprobs else None
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
-        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra, self.logprobs]
+        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
             name=self._name,
@@ -111,6 +115,7 @@ class JudgeScorer(RemoteScorer):
                 instruction=self.instruction,
                 extra=self._extra,
                 logprobs=None if self.logprobs else "none",
+                top_logprobs=None if self._top == 20 else self._top,
             ),
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
         )

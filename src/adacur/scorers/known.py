@@ -1,14 +1,11 @@
-"""Scores that are known already: in memory, in a matrix, or in the file of `score_file`.
-
-`Cached` asks a scorer for what is not known, each pair once.
-"""
+"""Known scores of a matrix as a scorer."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,38 +16,10 @@ from adacur.protocols import ScorerCard
 from adacur.records import Item, Pair, Query, repeats
 
 
-class ScoreMemory(Protocol):
-    """Scores by pair; pairs with equal keys have one score."""
-
-    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]: ...
-
-    def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
-        """The scores of those keys that have one."""
-
-    def add(self, keys: Sequence[Any], scores: FloatArray) -> None: ...
-
-
-class ScoresInMemory:
-    """Known scores of any pairs, as long as this object lives."""
-
-    def __init__(self) -> None:
-        self._scores: dict[Hashable, np.floating] = {}
-
-    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
-        return pairs
-
-    def find(self, keys: Sequence[Any]) -> Mapping[Any, np.floating]:
-        return {key: self._scores[key] for key in keys if key in self._scores}
-
-    def add(self, keys: Sequence[Any], scores: FloatArray) -> None:
-        self._scores |= zip(keys, scores, strict=True)
-
-
 class MatrixScorer:
-    """Known scores of shape (queries, items), looked up by id: a scorer, and for `Cached` a place to keep scores.
+    """Known scores of shape (queries, items), looked up by id.
 
-    Records may be given as bare ids. The floating type of `scores` is kept; whole numbers become float64. NaN is not
-    known; without `scores` none is, and what a `Cached` scorer is asked for is written into `matrix`.
+    Records may be given as bare ids. The floating type of `scores` is kept; whole numbers become float64.
     """
 
     can_batch_callers = True
@@ -59,14 +28,14 @@ class MatrixScorer:
         self,
         queries: Sequence[Query | str],
         items: Sequence[Item | str],
-        scores: npt.ArrayLike | None = None,
+        scores: npt.ArrayLike,
         *,
         name: str = "matrix",
     ) -> None:
         self._rows = _numbered(queries, "Query")
         self._columns = _numbered(items, "Item")
         expected = (len(self._rows), len(self._columns))
-        matrix = np.full(expected, np.nan) if scores is None else np.asarray(scores)
+        matrix = np.asarray(scores)
         if matrix.dtype.kind not in "fiub":
             raise InputError(f"A score matrix holds real numbers; got dtype {matrix.dtype}.")
         self.matrix: FloatArray = matrix if matrix.dtype.kind == "f" else matrix.astype(np.float64)
@@ -85,21 +54,6 @@ class MatrixScorer:
             name=self._name, backend="matrix", weights=digest.hexdigest()[:32], dtype=str(self.matrix.dtype)
         )
 
-    def keys(self, pairs: Sequence[Pair]) -> Sequence[Hashable]:
-        """The ids of each pair."""
-        return [(query.id, item.id) for query, item in pairs]
-
-    def find(self, keys: Sequence[tuple[str, str]]) -> Mapping[Any, np.floating]:
-        """The scores of those that the matrix has."""
-        found = {key: self.matrix[at] for key in keys if (at := self._place(key)) is not None}
-        return {key: score for key, score in found.items() if not np.isnan(score)}
-
-    def add(self, keys: Sequence[tuple[str, str]], scores: FloatArray) -> None:
-        """Write the scores that have a place in the matrix."""
-        for key, score in zip(keys, scores, strict=True):
-            if (at := self._place(key)) is not None:
-                self.matrix[at] = score
-
     def score(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order."""
         queries, items = [query for query, _ in pairs], [item for _, item in pairs]
@@ -108,10 +62,6 @@ class MatrixScorer:
     def score_grid(self, queries: Sequence[Query], items: Sequence[Item]) -> FloatArray:
         """Scores of shape (queries, items)."""
         return self.matrix[np.ix_(_positions(self._rows, queries, "query"), _positions(self._columns, items, "item"))]
-
-    def _place(self, key: tuple[str, str]) -> tuple[int, int] | None:
-        row, column = self._rows.get(key[0]), self._columns.get(key[1])
-        return None if row is None or column is None else (row, column)
 
 
 def _numbered(records: Sequence[Any], kind: str) -> dict[str, int]:

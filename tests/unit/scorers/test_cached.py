@@ -21,7 +21,7 @@ import pytest
 from adacur.errors import FileFormatError, InputError, NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Item, Query
-from adacur.scorers import Cached, FunctionScorer, MatrixScorer, Metered, score_grid
+from adacur.scorers import Cached, FunctionScorer, Metered, score_grid
 from adacur.scorers import scorer as opened_scorer
 from adacur.scorers.cached import CacheWarning, past_cache
 from adacur.scorers.score_file import look_up
@@ -88,33 +88,13 @@ def test_a_pair_is_asked_for_once_in_a_call_and_once_in_all_calls(path) -> None:
     assert len(scorer.asked) == len(set(scorer.asked)) == len(PAIRS)
 
 
-@pytest.mark.parametrize("known", [lambda: None, lambda: MatrixScorer(QUERIES, ITEMS)], ids=["memory", "matrix"])
-def test_a_pair_is_asked_for_once_without_a_file_too(known) -> None:
+def test_a_pair_is_asked_for_once_without_a_file_too() -> None:
     scorer = Recording()
-    cached = Cached(scorer, known())
+    cached = Cached(scorer)
     for _ in range(2):
         assert cached.score([*PAIRS[:9], PAIRS[0]]).tolist() == np.array(truth([*PAIRS[:9], PAIRS[0]]), "f4").tolist()
         assert asyncio.run(cached.ascore(PAIRS[:12])).tolist() == np.array(truth(PAIRS[:12]), "f4").tolist()
     assert len(scorer.asked) == len(set(scorer.asked)) == 12 == cached.misses
-
-
-def test_scores_that_a_matrix_has_are_not_asked_for_and_new_ones_are_written_into_it() -> None:
-    matrix = np.full((1, 3), np.nan, dtype=np.float32)
-    matrix[0, 1] = 7
-    known = MatrixScorer(QUERIES[:1], ITEMS[:3], matrix)
-    scorer = Recording()
-    cached = Cached(scorer, known)
-    assert cached.score(PAIRS[:4]).tolist() == [
-        *np.array(truth(PAIRS[:1]), "f4"),
-        7,
-        *np.array(truth(PAIRS[2:4]), "f4"),
-    ]
-    assert scorer.asked == [(query.text, item.text) for query, item in (PAIRS[0], *PAIRS[2:4])]
-    assert known.matrix.tolist() == [cached.score(PAIRS[:3]).tolist()]
-    # What has no place in the matrix is asked for again.
-    assert cached.misses == 3
-    cached.score(PAIRS[3:4])
-    assert cached.misses == 4
 
 
 def test_hits_and_misses_add_up_to_the_pairs_answered(path) -> None:

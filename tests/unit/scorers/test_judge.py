@@ -359,6 +359,7 @@ def test_a_judge_that_is_read_is_another_scorer_and_opens_again_from_its_source(
     with answering(said("No")) as server:
         plain, read = open_judge(server.root), open_judge(server.root, logprobs=False)
         assert plain.card.settings != read.card.settings
+        assert JudgeScorer(plain.card.source).card == plain.card
         again = JudgeScorer(read.card.source, backoff=0.01)
         assert again.card == read.card
         assert again.score(PAIRS[:1]).tolist() == [0.0]
