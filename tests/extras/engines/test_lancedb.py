@@ -228,28 +228,6 @@ def test_files_that_are_gone_make_it_unavailable(tmp_path: Path) -> None:
         open_store(store.name).count()
 
 
-def test_an_id_that_occurs_twice_is_refused(tmp_path: Path) -> None:
-    table = own_table(tmp_path, [7, 8, 9])
-    store = opened(tmp_path, "docs", id_field="Doc Id", text="body")
-    table.create_index("body", config=lancedb.index.FTS())
-    table.add(table.search().limit(2).to_arrow())
-    for ask in (
-        lambda: store.best("v", [Nearest(np.ones(2, np.float32), 5)]),
-        lambda: store.words("penicillin", 9),
-    ):
-        with pytest.raises(InputError):
-            ask()
-    assert set(store.items([9])) == {9}
-
-
-def test_lists_in_a_column_have_each_of_their_values(tmp_path: Path) -> None:
-    columns = {"id": ["a", "b", "c"], "text": ["t"] * 3, "tags": [["x", "y"], ["z"], None], "n": [[1, 2], [], [2]]}
-    lancedb.connect(tmp_path).create_table("docs", pa.table(columns))
-    store = opened(tmp_path, "docs")
-    counted = [store.count(where) for where in ({"tags": "x"}, {"tags": ["y", "z"]}, {"tags": None}, {"n": 2})]
-    assert counted == [1, 2, 1, 2]
-
-
 def test_fields_within_dictionaries_make_a_text_and_filter(tmp_path: Path) -> None:
     """As LangChain and LlamaIndex write them."""
     about = [

@@ -111,22 +111,16 @@ def test_an_id_field_that_points_do_not_have_is_refused_and_the_fields_are_named
 
 def test_only_inner_products_and_cosines_are_offered() -> None:
     metrics = {"dot": "Dot", "cosine": "Cosine", "euclid": "Euclid", "manhattan": "Manhattan"}
-    store = theirs(metrics, [(1, {name: [1.0, 2, 3, 4, 5] for name in metrics}, {})])
-    assert store.dimensions() == {"dot": 5, "cosine": 5}
-    for name in ("euclid", "manhattan", "bm25", "cosin"):
-        with pytest.raises(UnknownName):
-            store.best(name, [Nearest(WEIGHTS, 1)])
-
-
-def test_a_multivector_is_refused() -> None:
-    client = qdrant_client.QdrantClient(location=":memory:")
+    config = {name: m.VectorParams(size=5, distance=m.Distance(metric)) for name, metric in metrics.items()}
     many = m.MultiVectorConfig(comparator=m.MultiVectorComparator.MAX_SIM)
-    config = {"colbert": m.VectorParams(size=5, distance=m.Distance.DOT, multivector_config=many)}
+    config["colbert"] = m.VectorParams(size=5, distance=m.Distance.DOT, multivector_config=many)
+    client = qdrant_client.QdrantClient(location=":memory:")
     client.create_collection("theirs", vectors_config=config)
     store = CheckedStore(QdrantStore("theirs", client=client))
-    assert store.dimensions() == {}
-    with pytest.raises(UnknownName):
-        store.rows("colbert", [1])
+    assert store.dimensions() == {"dot": 5, "cosine": 5}
+    for name in ("euclid", "manhattan", "colbert", "bm25", "cosin"):
+        with pytest.raises(UnknownName):
+            store.best(name, [Nearest(WEIGHTS, 1)])
 
 
 def test_a_point_without_the_vector_has_no_row() -> None:
@@ -406,12 +400,6 @@ def test_an_answer_that_makes_no_sense_is_the_engines_fault(server: Server, stor
     server.script = [described(), *[(200, content)] * 3]
     with pytest.raises(EngineUnavailable):
         store.best("f", [Nearest(WEIGHTS, 2, without=[7]), Nearest(WEIGHTS, 2, within=[1, 2])])
-
-
-def test_points_that_come_twice_are_refused(server: Server, store: CheckedStore) -> None:
-    server.script = [described(), ok([points((1, 1.0), (1, 0.5), (2, 0.4), (3, 0.1))])]
-    with pytest.raises(InputError):
-        store.best("f", [Nearest(WEIGHTS, 2)])
 
 
 def test_rows_that_make_no_sense_are_the_engines_fault_and_others_are_left_out(

@@ -29,15 +29,14 @@ def opened(url: str) -> Any:
         ("qdrant://[::1]:99/things", "qdrant://[::1]:99/things"),
         ("qdrant+https://x.cloud/things", "qdrant+https://x.cloud:6333/things"),
         ("qdrant+https://x.cloud:443/behind/proxy/things", "qdrant+https://x.cloud:443/behind/proxy/things"),
+        ("lancedb:///data/my%20shop%3F/things", "lancedb:///data/my%20shop%3F/things"),
+        ("postgresql://db:99/a%2Fb/s.things", "postgresql://db:99/a%2Fb/s.things"),
+        ("postgresql://%2Frun%2Fpg/shop/things?text=a", "postgresql://%2Frun%2Fpg/shop/things"),
+        ("postgresql://[::1]:99/shop/things", "postgresql://[::1]:99/shop/things"),
     ],
 )
 def test_a_store_can_be_opened_again_by_its_name(url: str, name: str) -> None:
     assert opened(url).name == name == opened(name).name
-
-
-def test_parameters_name_the_fields_of_an_item() -> None:
-    store = opened("qdrant://db/things?text=title&text=body&id=doc_id")
-    assert (store.text_fields, store._id_field) == (("title", "body"), "doc_id")
 
 
 @pytest.mark.parametrize(
@@ -89,19 +88,6 @@ def test_every_engine_takes_the_fields_of_text_id_and_vector(base: str) -> None:
     assert (store.text_fields, id_field, store.vector) == (("title", "body"), "doc", "dense")
     with pytest.raises(InputError):
         opened(f"{base}?idd=doc")
-
-
-@pytest.mark.parametrize(
-    ("url", "name"),
-    [
-        ("lancedb:///data/my%20shop%3F/things", "lancedb:///data/my%20shop%3F/things"),
-        ("postgresql://db:99/a%2Fb/s.things", "postgresql://db:99/a%2Fb/s.things"),
-        ("postgresql://%2Frun%2Fpg/shop/things?text=a", "postgresql://%2Frun%2Fpg/shop/things"),
-        ("postgresql://[::1]:99/shop/things", "postgresql://[::1]:99/shop/things"),
-    ],
-)
-def test_tables_can_be_opened_again_by_their_names(url: str, name: str) -> None:
-    assert opened(url).name == name == opened(name).name
 
 
 # Halves of a password, between which a URL may break.

@@ -19,7 +19,6 @@ from adacur import Cached
 from adacur.cli.app import app
 from adacur.errors import IncompleteIndex, InputError, NonFiniteScore, ScorerFailed
 from adacur.extras.ray import Ray
-from adacur.extras.ray.ray_executor import capacity
 from adacur.protocols import Reopening
 from adacur.records import Item, Query
 from adacur.scorers import FunctionScorer
@@ -191,7 +190,7 @@ def test_an_estimate_counts_on_every_worker(ray_cluster) -> None:
     scorer = FunctionScorer(score, name="sines")
     sizes = {"n_items": 10_000, "n_anchors": 8, "most_calls": 1000}
     cost = estimate(ITEMS, ANCHORS, scorer=scorer, executor=Ray(), **sizes)
-    assert cost.workers == capacity(cpus=1, gpus=0) >= 2
+    assert cost.workers == Ray().capacity(cpus=1, gpus=0) >= 2
     assert cost.seconds == pytest.approx(80_000 / cost.pairs_per_second)
     assert workers_and_speed(Ray(workers=5), scorer) == (5, 5.0)
 
