@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, Gaussian, Item, Query
-from adacur.errors import BudgetError, InputError, NonFiniteScore, ScorerError, ScorerFailed
+from adacur.errors import BudgetError, InputError, ScorerError, ScorerFailed
 from adacur.model import GaussianModel
 from adacur.protocols import ScorerCard
 from adacur.scorers import FunctionScorer, Metered
@@ -175,34 +175,6 @@ def test_a_reader_of_rounds_pays_for_those_it_asks_for(world) -> None:
 
 def test_no_queries_have_no_answers(index) -> None:
     assert asyncio.run(index.asearch([], k=5)) == index.search([], k=5) == []
-
-
-def test_a_nan_hurts_only_the_search_whose_pair_it_was(world) -> None:
-    known = world.scorer
-
-    class Poisoned:
-        card = ScorerCard(name="poisoned", backend="test")
-
-        def score(self, pairs):
-            return np.array(
-                [
-                    np.nan if query.id == "t2" else score
-                    for (query, _), score in zip(pairs, known.score(pairs), strict=True)
-                ]
-            )
-
-    index = AnchorIndex(world.index, scorer=Poisoned())
-
-    async def together() -> list:
-        searches = (index.asearch(query, k=5, budget=20) for query in world.test)
-        return await asyncio.gather(*searches, return_exceptions=True)
-
-    found = asyncio.run(together())
-    assert isinstance(found.pop(2), NonFiniteScore)
-    alone = AnchorIndex(world.index, scorer=known)
-    expected = [answer(alone.search(query, k=5, budget=20)) for query in world.test]
-    del expected[2]
-    assert [answer(hits) for hits in found] == expected
 
 
 class Failing:
