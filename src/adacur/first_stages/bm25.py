@@ -94,11 +94,8 @@ class BM25(FirstStage):
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """At most k items per query that share a word with it."""
         check_k(k)
-        texts = [query.text for query in as_queries(queries)]
-        words = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
         answers = []
-        for words_of_query in words:
-            known = [word for word in words_of_query if word in self._model.vocab_dict]
+        for known in self._known_words(queries):
             try:
                 scores = np.asarray(self._model.get_scores(known) if known else np.zeros(0, dtype=np.float32))
             except IndexError as error:
@@ -111,10 +108,13 @@ class BM25(FirstStage):
 
     def terms(self, queries: Sequence[Query | str], k: int) -> list[list[Ranking]]:
         """Per query, what each of its known words adds to the scores of the k items that it adds most to."""
+        known, numbers = self._known_words(queries), self._model.vocab_dict
+        return [[self._postings(numbers[word], k) for word in dict.fromkeys(words)] for words in known]
+
+    def _known_words(self, queries: Sequence[Query | str]) -> list[list[str]]:
         texts = [query.text for query in as_queries(queries)]
         tokens = _tokenise(texts, stemmer=self._stemmer, stopwords=self._stopwords, return_ids=False)
-        known = self._model.vocab_dict
-        return [[self._postings(known[word], k) for word in dict.fromkeys(words) if word in known] for words in tokens]
+        return [[word for word in words if word in self._model.vocab_dict] for words in tokens]
 
     def _postings(self, word: int, k: int) -> Ranking:
         start, stop = self._model.scores["indptr"][word : word + 2].tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ from adacur.first_stages.saved import check_ids, read_ids, read_settings, unread
 from adacur.protocols import FirstStage, Ranking, Vectors
 from adacur.records import Item, Query, as_queries
 from adacur.remembered import Remembered
+from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
 Storage = Literal["float16", "float32", "int8"]
@@ -95,7 +97,7 @@ class Dense(FirstStage):
         self._folder = folder
         self._allow_code = allow_code
         self._opening = threading.Lock()
-        self._on_device: DeviceVectors | None = None
+        self.on_device: DeviceVectors | None = None
         self._queries = RememberedQueries(self.open_encoder)
 
     @property
@@ -194,11 +196,6 @@ class Dense(FirstStage):
         has_encoder = self._encoder is not None or self._card is not None
         return Vectors(self._stored.shape, self._rows, self.embed_queries if has_encoder else None)
 
-    @property
-    def embeddings(self) -> FloatArray:
-        """All item vectors as they are searched, shape (items, dimension), float32."""
-        return self._rows(slice(None))
-
     def embed_queries(self, queries: Sequence[Query | str]) -> FloatArray:
         """Query vectors, shape (queries, dimension), float32."""
         return self._queries.embed(queries)
@@ -212,22 +209,19 @@ class Dense(FirstStage):
             rankings += self.nearest(self.embed_queries(queries[start : start + _QUERIES_AT_ONCE]), k)
         return rankings
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether items are compared on a torch device."""
-        return self._on_device is not None
-
     def search_on(self, device: str) -> None:
         """Compare items on a torch device from now on, if their vectors fit into its memory."""
         if len(self._ids) and DeviceVectors.fit(self._stored.nbytes, device):
-            self._on_device = DeviceVectors(self._stored, self._scales, device=device)
+            self.on_device = DeviceVectors(self._stored, self._scales, device=device)
 
     def nearest(self, vectors: FloatArray, k: int) -> list[Ranking]:
         """The k items nearest to each query vector, by their dot products."""
         found = None
-        if self._on_device is not None and len(vectors):
+        if self.on_device is not None and len(vectors):
             margins = self._rounding * self._longest * np.linalg.norm(vectors, axis=1)
-            found = self._on_device.nearest(vectors, min(k, len(self._ids)), margins=margins)
+            # Where the device has no memory left, items are compared here.
+            with suppress(require("torch", extra="torch").OutOfMemoryError):
+                found = self.on_device.nearest(vectors, min(k, len(self._ids)), margins=margins)
         if found is None:
             return self._found_here(vectors, k)
         positions, scores, sure = found

@@ -34,16 +34,7 @@ class DeviceVectors:
         named = torch.device(device)
         return named.type != "cuda" or bool(nbytes <= _MOST_OF_MEMORY * torch.cuda.mem_get_info(named)[0])
 
-    def nearest(
-        self, vectors: FloatArray, k: int, *, margins: FloatArray
-    ) -> tuple[IntArray, FloatArray, BoolArray] | None:
-        """As `_nearest`; None where the device has no memory left for it."""
-        try:
-            return self._nearest(vectors, k, margins=margins)
-        except self._torch.OutOfMemoryError:
-            return None
-
-    def _nearest(self, vectors: FloatArray, k: int, *, margins: FloatArray) -> tuple[IntArray, FloatArray, BoolArray]:
+    def nearest(self, vectors: FloatArray, k: int, *, margins: FloatArray) -> tuple[IntArray, FloatArray, BoolArray]:
         """Per query k positions or more and their exact products, best first; and whether the best k are among them.
 
         They are if all others, by float32 products that may be off by half a query's margin, lie below the k-th. Of

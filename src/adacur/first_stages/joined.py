@@ -40,17 +40,10 @@ class Joined(FirstStage):
         self.items = stages[0].items
         self.name = SEPARATOR.join(stage.name for stage in stages) if leader is None else leader.name
         leading = stages if leader is None else parts_of(leader)
+        self.n_stages = len(stages)
+        self.can_be_asked = all(stage.can_be_asked for stage in stages)
+        self.knows_words = any(stage.knows_words for stage in stages)
         self._leading = [number for number, stage in enumerate(stages) if any(stage is one for one in leading)]
-
-    @property
-    def n_stages(self) -> int:
-        """How many are joined."""
-        return len(self.stages)
-
-    @property
-    def can_be_asked(self) -> bool:
-        """Whether each of them may be asked what no user has asked."""
-        return all(stage.can_be_asked for stage in self.stages)
 
     @property
     def ids(self) -> Sequence[str]:
@@ -79,11 +72,6 @@ class Joined(FirstStage):
         if len(leading) == 1:
             return Ranking(leading[0].positions[:k], leading[0].scores[:k])
         return reciprocal_ranks([positions for positions, _ in leading], k, keys=self.items.keys)
-
-    @property
-    def knows_words(self) -> bool:
-        """Whether any of them does."""
-        return any(stage.knows_words for stage in self.stages)
 
     def terms(self, queries: Sequence[Query], k: int) -> list[list[Ranking]]:
         """Per query, what each of its words adds to at most k items, for those stages that know words."""

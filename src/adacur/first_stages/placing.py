@@ -80,6 +80,11 @@ class Placed:
         self.items = items
         self.name: str = name if name is not None else getattr(source, "name", type(source).__name__)
         self._positions = None if self.stage is None else _positions_of(self.stage, items)
+        # How many stages it is made of; whether it may be asked what no user has asked (what answers by id may be a
+        # service); and whether it can say what each word of a query adds to an item's score.
+        self.n_stages = int(getattr(self.stage, "n_stages", 1))
+        self.can_be_asked = self.stage is not None and bool(getattr(self.stage, "can_be_asked", True))
+        self.knows_words = bool(getattr(self.stage, "knows_words", False))
 
     def search(self, queries: Sequence[Query | str], k: int) -> list[Ranking]:
         """At most k items per query, in the order of the queries."""
@@ -91,16 +96,6 @@ class Placed:
         if self._positions is None:
             return list(answers)
         return [Ranking(self._positions[positions], scores) for positions, scores in answers]
-
-    @property
-    def n_stages(self) -> int:
-        """How many stages it is made of."""
-        return int(getattr(self.stage, "n_stages", 1))
-
-    @property
-    def can_be_asked(self) -> bool:
-        """Whether it may be asked what no user has asked: what answers by id may be a service."""
-        return self.stage is not None and bool(getattr(self.stage, "can_be_asked", True))
 
     @property
     def answers_anything(self) -> bool:
@@ -121,11 +116,6 @@ class Placed:
         return [Ranking(to[positions], scores) for positions, scores in answers], [
             [to[positions] for positions in of_query] for of_query in lists
         ]
-
-    @property
-    def knows_words(self) -> bool:
-        """Whether it can say what each word of a query adds to an item's score."""
-        return bool(getattr(self.stage, "knows_words", False))
 
     def terms(self, queries: Sequence[Query], k: int) -> list[list[Ranking]]:
         """Per query, what each of its words adds to at most k items; nothing where no stage knows words."""

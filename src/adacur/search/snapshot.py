@@ -167,7 +167,7 @@ class Snapshot:
             if not isinstance(entry, Retriever):
                 entry = entry()
             source = entry.source if isinstance(entry, Placed) else entry
-            if self._device is not None and isinstance(source, Dense) and not source.is_on_device:
+            if self._device is not None and isinstance(source, Dense) and source.on_device is None:
                 source.search_on(self._device)
             if not isinstance(entry, Placed) or entry.items is not self.anchors.items or entry.name != name:
                 entry = Placed(source, self.anchors.items, name=name)

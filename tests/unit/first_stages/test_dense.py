@@ -47,7 +47,7 @@ FEW = [Item(id_, as_text(vector)) for id_, vector in zip(IDS[:600], VECTORS, str
 @pytest.mark.parametrize("k", [1, 100, 9000])
 def test_it_finds_the_highest_dot_products_of_the_stored_vectors(storage, k) -> None:
     retriever = Dense.from_embeddings(IDS, VECTORS, encoder=VectorEncoder(), storage=storage)
-    products = retriever.embed_queries(QUERIES).astype(float) @ retriever.embeddings.astype(float).T
+    products = retriever.embed_queries(QUERIES).astype(float) @ retriever.vectors().all_rows().astype(float).T
     for row, hits in zip(products, retriever.search(QUERIES, k), strict=True):
         row = row.astype(np.float32)
         best = np.lexsort((IDS, -row))[:k]
@@ -67,8 +67,8 @@ def test_scores_do_not_depend_on_the_batch_to_the_last_bit() -> None:
 @pytest.mark.parametrize(("storage", "error"), [("float32", 0.0), ("float16", 0.002), ("int8", 0.02)])
 def test_storage_keeps_the_vectors_up_to_its_precision(storage, error) -> None:
     retriever = Dense.from_embeddings(IDS, VECTORS, storage=storage)
-    assert retriever.embeddings.dtype == np.float32
-    assert np.abs(retriever.embeddings - VECTORS).max() <= error
+    assert retriever.vectors().all_rows().dtype == np.float32
+    assert np.abs(retriever.vectors().all_rows() - VECTORS).max() <= error
 
 
 @pytest.mark.parametrize("storage", ["float16", "int8"])
@@ -76,14 +76,14 @@ def test_embeddings_written_to_a_file_are_those_kept_in_memory(tmp_path, storage
     kept = Dense.build(FEW, encoder=VectorEncoder(), storage=storage)
     written = Dense.build(iter(FEW), encoder=VectorEncoder(), storage=storage, folder=tmp_path)
     assert np.load(tmp_path / "embeddings.npy").shape == (600, 16)
-    assert (written.embeddings == kept.embeddings).all()
+    assert (written.vectors().all_rows() == kept.vectors().all_rows()).all()
 
 
 def test_saving_over_its_own_file_loses_nothing(tmp_path) -> None:
     retriever = Dense.build(FEW, encoder=VectorEncoder(), folder=tmp_path)
-    before = retriever.embeddings
+    before = retriever.vectors().all_rows()
     retriever.save(tmp_path)
-    assert (Dense.load(tmp_path, encoder=VectorEncoder()).embeddings == before).all()
+    assert (Dense.load(tmp_path, encoder=VectorEncoder()).vectors().all_rows() == before).all()
 
 
 def test_without_an_encoder_it_says_how_to_pass_one(tmp_path) -> None:

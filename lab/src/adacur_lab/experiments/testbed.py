@@ -202,7 +202,7 @@ class Testbed:
         if encoder is not None:
             dense = kept_dense(items, encoder=encoder, folder=target, progress=progress)
             embeddings = {
-                "item_embeddings": dense.embeddings,
+                "item_embeddings": dense.vectors().all_rows(),
                 "query_embeddings": dense.embed_queries(test_queries),
                 "anchor_embeddings": dense.embed_queries(anchor_queries) if anchor_queries else None,
             }
