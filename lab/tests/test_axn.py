@@ -136,7 +136,7 @@ def test_axn_searches_with_the_dense_first_stage_s_vectors_and_no_anchor_scores(
     settings = hits[0].trace.settings
     assert (settings["method"], settings["anchors"], settings["first"]) == ("axn", 0, "dense")
     assert settings["approximator"] == "EmbeddingRegression(blend=0.6, ridge=0.3)"
-    assert hits[0].approximate_scores.shape == (len(world.items),)
+    assert hits[0].trace.approximate_scores.shape == (len(world.items),)
 
 
 def test_axn_without_a_dual_encoder_is_refused(world) -> None:

@@ -95,7 +95,7 @@ def test_axn_follows_its_literal_transcription_to_a_millionth(make_world, blend,
             world.item_embeddings, dual, exact, budget=budget, rounds=rounds, blend=blend, ridge=0.3
         )
         assert np.concatenate([round_.positions for round_ in hits.trace.rounds]).tolist() == chosen
-        assert hits.approximate_scores == pytest.approx(approximate, rel=1e-6, abs=1e-6)
+        assert hits.trace.approximate_scores == pytest.approx(approximate, rel=1e-6, abs=1e-6)
 
 
 def test_ties_of_exact_scores_are_broken_alike_for_the_mask_and_the_choice(make_world) -> None:

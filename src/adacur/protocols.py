@@ -14,7 +14,7 @@ from adacur.arrays import BoolArray, FloatArray, IntArray, KeyArray
 from adacur.records import Item, Pair, Query
 
 _RUN_HERE = ("onnx", "torch", "sentence-transformers")
-_WITNESSES = ("onnx", "torch", "sentence-transformers", "http", "langchain", "rerankers", "pyterrier")
+_WITNESSES = ("onnx", "torch", "sentence-transformers", "http")
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,11 +175,6 @@ class Hits(Sequence[Hit]):
             return [self._hit(i) for i in range(*index.indices(len(self)))]
         return self._hit(range(len(self))[index])
 
-    @property
-    def approximate_scores(self) -> FloatArray | None:
-        """Ŝ of every item of the index, by position, where it was asked for."""
-        return self.trace.approximate_scores
-
     def __repr__(self) -> str:
         best = f", best {self.ids[0]!r} {float(self.scores[0]):.3f}" if self.ids else ""
         if self.ids and self.fused is not None:

@@ -114,7 +114,7 @@ def test_predictions_beyond_the_range_of_floats_are_left_out(world, scale, dtype
     kept = [
         values
         for values in (
-            hits.approximate_scores,
+            hits.trace.approximate_scores,
             *(round_.predicted for round_ in hits.trace.rounds),
             *(round_.all_predicted for round_ in hits.trace.rounds),
         )

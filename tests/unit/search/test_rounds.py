@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import numpy as np
@@ -12,7 +11,6 @@ from adacur import AnchorIndex, Rerank
 from adacur.errors import NonFiniteScore, ScoreCountError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.search import plan_search, rounds
-from adacur.search.rounds import RunningSearch
 
 
 class Noting:
@@ -69,24 +67,6 @@ def test_groups_that_fit_into_memory_answer_as_all_at_once(index, world, monkeyp
     parts = rounds.search(plan, world.test, 5)
     assert len(index.scorer.calls) - calls == calls * len(world.test)
     assert [everything(hits) for hits in parts] == [everything(hits) for hits in whole]
-
-
-def test_awaited_steps_do_what_steps_do(index, world) -> None:
-    plan = plan_search(index, 5, budget=40)
-
-    async def stepped() -> list:
-        search = RunningSearch(plan, world.test, 5)
-        while await search.astep():
-            pass
-        return search.hits()
-
-    found = asyncio.run(stepped())
-    assert [everything(hits) for hits in found] == [everything(hits) for hits in rounds.search(plan, world.test, 5)]
-
-
-def test_no_queries_have_no_hits(index) -> None:
-    assert index.search([]) == []
-    assert np.size(index.scorer.calls) == 0
 
 
 def test_a_scorer_of_positions_is_given_positions_and_answers_as_one_of_pairs(index, world) -> None:

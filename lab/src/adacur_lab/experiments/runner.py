@@ -241,7 +241,7 @@ def _measures(
     if judged is not None and asked.judged:
         at_ten = answers.by_k.get(_JUDGED_DEPTH, answers.deepest)
         measures |= judged_quality(at_ten, judged, measures=_JUDGED)
-    if any(hits.approximate_scores is not None for hits in answers.deepest):
+    if any(hits.trace.approximate_scores is not None for hits in answers.deepest):
         measures |= approximation_error(predictions(answers.deepest), exact, top=tuple(answers.by_k))
     index_calls = settings.get("anchors", 0) * len(testbed.items)
     measures |= search_cost(answers.deepest, index_calls=index_calls)

@@ -17,7 +17,7 @@ __all__ = ["approximation_error", "predictions"]
 
 def predictions(found: Sequence[Hits]) -> FloatArray:
     """The final predictions (Ŝ) that searches kept, shape (queries, items)."""
-    kept = [hits.approximate_scores for hits in found]
+    kept = [hits.trace.approximate_scores for hits in found]
     rows = [row for row in kept if row is not None]
     if not rows or len(rows) < len(kept):
         raise InputError(
