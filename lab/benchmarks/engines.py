@@ -8,6 +8,9 @@ an engine's search scores the same items in the same rounds as memory's; of the 
 scores are apart at most. Milliseconds are of a search, of which looking up the scores takes hardly any; the median.
 Qdrant runs in its client's memory mode, which is Python and tells nothing of the server's speed.
 
+`--words DATA`, a BEIR folder with the texts of scores that lack them: held-out anchor queries are searched from
+"dense+words", without and with what each word of the question adds; the difference has its 95 % interval.
+
 `--kill` ends Postgres with signal 9 in the midst of a search, and tells what that search and the next ones return.
 """
 
@@ -27,13 +30,15 @@ from typing import Any
 import numpy as np
 from score_folders import ScoreFolder, read_score_folder
 
-from adacur import AnchorIndex, Item
+from adacur import AnchorIndex, Item, Query
+from adacur.data import read_items, read_queries
 from adacur.errors import AdacurError
 from adacur.extras.engines import engine_index, search_in
 from adacur.protocols import Items
 from adacur.records import ItemList
 from adacur.results import Hits
 from adacur.scorers import FunctionScorer, MatrixScorer
+from adacur_lab.known_vectors import KnownVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.engine_tables import ENGINES
@@ -85,6 +90,29 @@ def compare(folder: ScoreFolder, items: list[Item], names: Sequence[str], work: 
         )
 
 
+def compare_words(given: argparse.Namespace, work: Path) -> None:
+    """What a search from both stages finds without and with the words of its question as features."""
+    folder = read_score_folder(given.scores, n_anchors=0, n_queries=given.queries, held_out=True)
+    texts = {item.id: item.text for item in read_items(given.words)}
+    asked = {query.id: query.text for query in read_queries(given.words)}
+    items = [Item(str(at), texts[item.id]) for at, item in enumerate(folder.items)]
+    queries = [Query(query.id, asked[query.id]) for query in folder.test]
+    scorer, encoder = MatrixScorer(queries, items, folder.test_scores), KnownVectors(queries, folder.query_embeddings)
+    best = [set(map(str, np.argsort(-row, kind="stable")[:K].tolist())) for row in folder.test_scores]
+    for name in given.engines.split(","):
+        (work / name).mkdir()
+        with closing(ENGINES[name](work / name).filled("items", items, {"dense": folder.item_embeddings})) as store:
+            found = []
+            for adds_words in (False, store.adds_words):
+                store.store.adds_words = adds_words
+                index = search_in(store.store, scorer=scorer, encoder=encoder, vector="dense", check=False)
+                answers = index.search(queries, k=K, budget=BUDGET, first="dense+words")
+                found.append([len(right & set(hits.ids)) / K for right, hits in zip(best, answers, strict=True)])
+        before, after = map(np.array, found)
+        spread = 1.96 * (after - before).std() / len(before) ** 0.5
+        print(f"{name:<10} {before.mean():.4f} {after.mean():.4f} ({(after - before).mean():+.4f} ± {spread:.4f})")
+
+
 def kill(folder: ScoreFolder, items: list[Item], work: Path) -> None:
     """What searches return while their database dies, is away, and is there again."""
     server, known = running_postgres(), MatrixScorer(folder.test, items, folder.test_scores)
@@ -130,10 +158,15 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--engines", default="qdrant,lancedb,postgres")
     parser.add_argument("--sample", type=int)
+    parser.add_argument("--words", type=Path, metavar="DATA")
     parser.add_argument("--kill", action="store_true")
     given = parser.parse_args()
     if given.sample is not None:
         engine_index._ALL_ROWS, engine_index._SAMPLE = 0, given.sample
+    if given.words:
+        with tempfile.TemporaryDirectory() as work:
+            compare_words(given, Path(work))
+        return
     folder = read_score_folder(given.scores, n_anchors=0, n_queries=given.queries)
     # Every engine has whole numbers as ids, and one text is one item.
     items = [Item(str(at), f"{item.text} ({at})") for at, item in enumerate(folder.items)]
