@@ -1,12 +1,11 @@
-"""Scores at rest: an .npy file for each block of items, and a record of its digest in the database of the part."""
+"""Scores at rest: an .npy file for each block of items, which ends with a digest of its scores."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from adacur.arrays import FloatArray
 from adacur.data.stored import read_array
 from adacur.errors import DamagedIndex, InputError
 from adacur.records import Pair
-from adacur.store.database import connect, digest_texts, recorded_blocks
 from adacur.store.manifest import Manifest
 from adacur.store.writing import write_atomically
 
@@ -24,47 +22,45 @@ SCORES = "scores"
 _BLOCK_BYTES = 32 * 2**20
 MOST_BLOCK_ITEMS = 8192
 _BLOCKS, _FEWEST_BLOCK_ITEMS = 512, 16
+_DIGEST_BYTES = 16
 
 
 class ScoreBlocks:
     """The scores of a part, block by block, shape (items of the block, anchor queries), as stored.
 
-    `finished` has the digests of the blocks that are recorded. Only with a `connection` can others be written.
+    A block is finished when its file is there, since files are written whole.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, connection: sqlite3.Connection | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
-        self._connection = connection
-        with contextlib.nullcontext(connection) if connection else contextlib.closing(connect(folder)) as reading:
-            self.finished = recorded_blocks(reading, folder)
+
+    def finished(self) -> list[int]:
+        """The blocks that are there, in order."""
+        numbers = {file.stem for file in (self.folder / SCORES).glob("*.npy")}
+        return sorted(int(number) for number in numbers if number.isdecimal() and int(number) < self.manifest.n_blocks)
 
     def file(self, block: int) -> Path:
         """The file that holds a block."""
         return self.folder / SCORES / f"{block}.npy"
 
     def write(self, block: int, values: FloatArray) -> None:
-        """Store a block, and record it; on return both are on the disk."""
-        assert self._connection is not None
-        stream, digest = io.BytesIO(), digest_scores(values)
+        """Store a block; on return it is on the disk."""
+        stream = io.BytesIO()
         np.save(stream, values)
+        # Behind the array, where numpy does not look.
+        stream.write(_digest(values))
         write_atomically(self.file(block), stream.getbuffer())
-        # The record comes after the file is on the disk: a file without a record is scored again, never trusted.
-        self._connection.execute("INSERT INTO blocks VALUES (?, ?)", (block, digest))
-        self.finished[block] = digest
 
     def read(self, block: int) -> FloatArray:
-        """A block, or an error that names it: missing, unreadable, or not as it was recorded.
-
-        While a part is written, such a block is finished no more.
-        """
+        """A block, or an error that names it: missing, unreadable, or not as it was written."""
         file, shape, dtype = self.file(block), self._shape(block), np.dtype(self.manifest.dtype)
         try:
             values: FloatArray = read_array(file, kind="f", ndim=2)
             if values.shape != shape or values.dtype != dtype:
                 raise ValueError(f"it holds {values.dtype} of shape {values.shape} and not {dtype} of {shape}")
-            if self.finished.get(block) != digest_scores(values):
-                raise ValueError("its scores are not those that were recorded")
+            if self._digest_of(block) != _digest(values):
+                raise ValueError("its scores are not those that were written")
             if not np.isfinite(values).all():
                 raise ValueError("it holds scores that are not numbers")
         except FileNotFoundError:
@@ -72,6 +68,18 @@ class ScoreBlocks:
         except (OSError, ValueError) as error:
             raise self._damaged(block, str(error)) from error
         return values
+
+    def digest(self) -> str:
+        """A digest of all scores, by those of the blocks."""
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for block in range(self.manifest.n_blocks):
+            digest.update(self._digest_of(block))
+        return digest.hexdigest()
+
+    def _digest_of(self, block: int) -> bytes:
+        with self.file(block).open("rb") as stream:
+            stream.seek(-_DIGEST_BYTES, os.SEEK_END)
+            return stream.read()
 
     def check_sizes(self) -> None:
         """Refuse a file that is missing or cut short, without reading any."""
@@ -93,8 +101,6 @@ class ScoreBlocks:
         remedy = "Restore it from a copy, or give these items to edit.replace, which scores no others."
         if self.manifest.status != "complete":
             remedy = "Run the same build again: it scores this block anew, and no other."
-        if self._connection is not None:
-            self._connection.execute("DELETE FROM blocks WHERE block = ?", (block,))
         return DamagedIndex(
             f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self.folder} is damaged: {what}, "
             f"file {SCORES}/{block}.npy. {remedy}"
@@ -147,12 +153,7 @@ def as_stored(scores: FloatArray, dtype: str, pair_at: Callable[[tuple[int, ...]
     return values
 
 
-def digest_blocks(recorded: Mapping[int, str]) -> str:
-    """A digest of all scores of a part, by those of its blocks."""
-    return digest_texts((recorded[block], "") for block in sorted(recorded))
-
-
-def digest_scores(values: FloatArray) -> str:
+def _digest(values: FloatArray) -> bytes:
     """A digest of scores as they are stored."""
     little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    return hashlib.blake2b(little.data, digest_size=16).hexdigest()
+    return hashlib.blake2b(little.data, digest_size=_DIGEST_BYTES).digest()

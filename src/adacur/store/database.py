@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from adacur.as_json import as_json
-from adacur.errors import DamagedIndex, DuplicateId, IndexFolderError, IndexLocked, InputError
+from adacur.errors import DamagedIndex, DuplicateId, IndexFolderError, InputError
 from adacur.records import Item, Query, check_item, repeats
 from adacur.seeds import item_keys
 from adacur.store.writing import is_full, sync_path
@@ -22,51 +23,26 @@ from adacur.store.writing import is_full, sync_path
 DATABASE = "items.sqlite"
 # The random keys of the items, which every search needs: reading and hashing all ids takes a second for a million.
 KEYS = "keys.npy"
-# With what SQLite keeps beside it while it is written.
-DATABASE_FILES = tuple(DATABASE + suffix for suffix in ("", "-wal", "-shm", "-journal"))
-# Errors of a place rather than of what is written there.
-_NOT_HERE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
 _DEEPEST, _KEYS_AT_ONCE = 100, 8192
-# How a rollback journal ends that belongs to several databases; adacur writes none.
-_SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _SCHEMA = (
     "CREATE TABLE items (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL, "
     "metadata TEXT NOT NULL)",
     "CREATE TABLE anchors (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, text TEXT NOT NULL)",
-    "CREATE TABLE blocks (block INTEGER PRIMARY KEY, digest TEXT NOT NULL)",
 )
 
 
-def connect(folder: Path, *, writable: bool = False) -> sqlite3.Connection:
-    """A connection to a folder's database: without implicit transactions; the caller closes it."""
-    if _check_journal(folder) and not writable and (folder / DATABASE).exists():
-        # What a killed writer began is undone, which SQLite does for writers only.
-        connect(folder, writable=True).close()
-    uri = f"{(folder / DATABASE).resolve().as_uri()}?mode={'rwc' if writable else 'ro'}"
+def connect(folder: Path) -> sqlite3.Connection:
+    """A connection to a folder's database, which nobody writes to any more; the caller closes it."""
+    # Immutable: whatever lies next to it, such as a journal that names another file, SQLite does not look at.
+    uri = f"{(folder / DATABASE).resolve().as_uri()}?mode=ro&immutable=1"
     with reading(folder):
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
-            # A block that is recorded must survive a power cut, since its record is what a resumed build trusts.
-            connection.execute("PRAGMA synchronous = FULL")
             _check_schema(connection, folder)
         except (sqlite3.Error, DamagedIndex):
             connection.close()
             raise
         return connection
-
-
-def _check_journal(folder: Path) -> bool:
-    """Whether there is a journal. One that names another file is refused: SQLite would delete that file with it."""
-    try:
-        with (folder / f"{DATABASE}-journal").open("rb") as journal:
-            journal.seek(max(0, journal.seek(0, 2) - len(_SUPER_JOURNAL)))
-            if journal.read() == _SUPER_JOURNAL:
-                raise damaged(folder, "its journal names another file")
-            return True
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise damaged(folder, f"its journal cannot be read ({error})") from error
 
 
 def _check_schema(connection: sqlite3.Connection, folder: Path) -> None:
@@ -92,14 +68,9 @@ def reading(folder: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if is_full(error):
             raise
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise IndexLocked(f"Another process is writing to {folder / DATABASE}. Try again in a moment.") from error
-        if code in _NOT_HERE and (folder / DATABASE).exists():
+        if (folder / DATABASE).exists() and not os.access(folder / DATABASE, os.R_OK):
             raise IndexFolderError(
-                f"{folder / DATABASE} cannot be read here ({error}). Nothing is lost: check its permissions and its "
-                "disk. If its writer was killed, open it once where it can be written to, such as in a copy of the "
-                "folder: that undoes what was begun."
+                f"{folder / DATABASE} cannot be read here ({error}). Nothing is lost: check its permissions."
             ) from error
         raise damaged(folder, str(error)) from error
 
@@ -124,7 +95,7 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> dict[
             yield count, item.id, item.text, metadata
             count += 1
 
-    with contextlib.closing(connect(folder, writable=True)) as connection:
+    with contextlib.closing(sqlite3.connect(folder / DATABASE, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         for statement in _SCHEMA:
             connection.execute(statement)
@@ -136,8 +107,6 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> dict[
         queries = ((position, query.id, query.text) for position, query in enumerate(anchors))
         connection.executemany("INSERT INTO anchors VALUES (?, ?, ?)", queries)
         connection.execute("COMMIT")
-        # Only now: in one large transaction a write-ahead log would hold a second copy of the collection.
-        connection.execute("PRAGMA journal_mode = WAL")
         documents = _count_documents(connection)
         keys = np.lib.format.open_memmap(folder / KEYS, mode="w+", dtype=np.uint64, shape=(count,))
         ids = every_id(connection, folder)
@@ -161,22 +130,6 @@ def _count_documents(connection: sqlite3.Connection) -> int | None:
         f"SELECT count(DISTINCT coalesce({named}, id)), count({named}) FROM items"
     ).fetchone()
     return int(documents) if n_named else None
-
-
-def recorded_blocks(connection: sqlite3.Connection, folder: Path) -> dict[int, str]:
-    """The digests of the blocks that are finished, in order."""
-    with reading(folder):
-        return dict(connection.execute("SELECT block, digest FROM blocks ORDER BY block").fetchall())
-
-
-def seal(connection: sqlite3.Connection) -> None:
-    """Fold the write-ahead log into the database, so that a finished folder can be read from read-only media."""
-    try:
-        connection.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.OperationalError as error:
-        # Another process is reading; the log stays and is folded in when the last connection closes.
-        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-            raise
 
 
 def read_texts(

@@ -14,7 +14,7 @@ from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import DamagedIndex, IncompleteIndex
 from adacur.records import Query
 from adacur.store.blocks import ScoreBlocks
-from adacur.store.database import DATABASE, connect, read_texts, recorded_blocks
+from adacur.store.database import DATABASE, connect, read_texts
 from adacur.store.items import PartItems, StoredItems
 from adacur.store.manifest import CONTINUE, MANIFEST, PARTS, Manifest, read_manifest
 from adacur.store.parts import Part, exact_cells, is_whole, live_blocks, read_parts
@@ -54,7 +54,7 @@ class IndexFolder:
             )
         home, manifest, held = hold_version(folder)
         if manifest.status != "complete":
-            done = len(_finished(folder))
+            done = len(ScoreBlocks(folder / PARTS / BUILT, manifest).finished())
             raise IncompleteIndex(
                 f"The build of {folder} has not finished: {done} of {manifest.n_blocks} blocks are done. {CONTINUE}"
             )
@@ -160,14 +160,10 @@ def build_status(path: str | Path) -> str | None:
 
 def pairs_done(path: str | Path) -> int:
     """How many pairs a build that was begun in a folder has scored."""
-    return 0 if build_status(path) != "building" else read_manifest(Path(path)).pairs(_finished(Path(path)))
-
-
-def _finished(index: Path) -> dict[int, str]:
-    """The blocks that a build has finished."""
-    folder = index / PARTS / BUILT
-    with contextlib.closing(connect(folder)) as connection:
-        return recorded_blocks(connection, folder)
+    if build_status(path) != "building":
+        return 0
+    manifest = read_manifest(Path(path))
+    return manifest.pairs(ScoreBlocks(Path(path) / PARTS / BUILT, manifest).finished())
 
 
 def _anchors_of(folder: Path) -> tuple[Query, ...]:

@@ -17,7 +17,7 @@ from adacur.errors import NotAnIndex, OtherFormat
 from adacur.protocols import ScorerCard
 from adacur.store.writing import write_atomically
 
-FORMAT = 8
+FORMAT = 9
 MANIFEST = "manifest.json"
 VERSIONS = "versions"
 PARTS = "parts"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import BoolArray, FloatArray
-from adacur.errors import AdacurError, EmptyInput, ScorerError, ScorerFailed
+from adacur.errors import AdacurError, DamagedIndex, EmptyInput, ScorerError, ScorerFailed
 from adacur.protocols import Items, Scorer, ScorerCard
 from adacur.records import Item, Query
 from adacur.scorers.calling import score_grid
-from adacur.store.blocks import SCORES, ScoreBlocks, as_stored, digest_blocks, largest_block, usual_block
-from adacur.store.database import connect, load, seal
+from adacur.store.blocks import SCORES, ScoreBlocks, as_stored, largest_block, usual_block
+from adacur.store.database import load
 from adacur.store.estimate import Estimate, count_cut
 from adacur.store.executor import On, WorkersLost, executor_for
 from adacur.store.manifest import Manifest, manifest_in, write_manifest
@@ -107,12 +106,11 @@ def write_part(
         np.save(part / EXACT, exact)
         sync_path(part / EXACT)
         manifest = replace(manifest, exact=digest_file(part / EXACT))
-    with contextlib.closing(connect(part, writable=True)) as connection:
-        blocks = ScoreBlocks(part, manifest, connection)
-        for number in range(manifest.n_blocks):
-            some = manifest.block(number)
-            blocks.write(number, rows(some.start, some.stop))
-        return _seal(blocks, connection, exact=exact)
+    blocks = ScoreBlocks(part, manifest)
+    for number in range(manifest.n_blocks):
+        some = manifest.block(number)
+        blocks.write(number, rows(some.start, some.stop))
+    return _seal(blocks, exact=exact)
 
 
 def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: Items) -> Manifest:
@@ -120,33 +118,38 @@ def score_part(part: Path, scoring: Scoring, anchors: Sequence[Query], items: It
     manifest = manifest_in(part)
     if manifest.status == "complete":
         return manifest
-    with contextlib.closing(connect(part, writable=True)) as connection:
-        blocks = ScoreBlocks(part, manifest, connection)
-        # A name proves little where there are no weights to compare.
-        if blocks.finished and not same_scorer(manifest.scorer, scoring.scorer.card):
-            scoring.progress.drift = _recognise(blocks, anchors, items, scoring.scorer)
-        _score_blocks(blocks, scoring, anchors, items)
-        cut = count_cut(scoring.scorer, anchors, items) if manifest.brings_items else None
-        return _seal(blocks, connection, cut=cut)
+    blocks = ScoreBlocks(part, manifest)
+    finished = blocks.finished()
+    # A name proves little where there are no weights to compare.
+    if finished and not same_scorer(manifest.scorer, scoring.scorer.card):
+        scoring.progress.drift = _recognise(blocks, finished[0], anchors, items, scoring.scorer)
+    _score_blocks(blocks, finished, scoring, anchors, items)
+    return _seal(blocks, cut=count_cut(scoring.scorer, anchors, items) if manifest.brings_items else None)
 
 
-def _seal(
-    blocks: ScoreBlocks, connection: sqlite3.Connection, *, exact: BoolArray | None = None, **facts: Any
-) -> Manifest:
+def _seal(blocks: ScoreBlocks, *, exact: BoolArray | None = None, **facts: Any) -> Manifest:
     """Read all scores once more, choose those by which the scorer is recognised, and write the manifest."""
-    probes = choose_probes(blocks, seed=blocks.manifest.seed, exact=exact)
-    seal(connection)
+    begun = blocks.manifest
+    written = ((begun.block(block).start, _read_back(blocks, block)) for block in range(begun.n_blocks))
+    probes = choose_probes(written, seed=begun.seed, exact=exact)
     blocks.tidy()
-    facts |= {"probes": probes, "scores_digest": digest_blocks(blocks.finished)}
-    manifest = replace(blocks.manifest, status="complete", **facts)
+    manifest = replace(begun, status="complete", probes=probes, scores_digest=blocks.digest(), **facts)
     write_manifest(blocks.folder, manifest)
     return manifest
 
 
-def _recognise(blocks: ScoreBlocks, anchors: Sequence[Query], items: Items, scorer: Scorer) -> Drift:
+def _read_back(blocks: ScoreBlocks, block: int) -> FloatArray:
+    """The scores of a finished block; one that is damaged is finished no more."""
+    try:
+        return blocks.read(block)
+    except DamagedIndex:
+        blocks.file(block).unlink(missing_ok=True)
+        raise
+
+
+def _recognise(blocks: ScoreBlocks, finished: int, anchors: Sequence[Query], items: Items, scorer: Scorer) -> Drift:
     """Compare a few scores of a finished block, so that one index never holds the scores of two scorers."""
-    finished = min(blocks.finished)
-    values, some = blocks.read(finished), items.at(blocks.manifest.block(finished))
+    values, some = _read_back(blocks, finished), items.at(blocks.manifest.block(finished))
     rows, columns = (np.linspace(0, n - 1, _PAIRS_TO_RECOGNISE).astype(int) for n in (len(some), len(anchors)))
     rows, columns = np.unique([rows, columns], axis=1)
     pairs = [(anchors[column], some[row]) for row, column in zip(rows, columns, strict=True)]
@@ -185,20 +188,22 @@ def comparable(card: ScorerCard) -> ScorerCard:
     return replace(card, source=None, arithmetic=card.arithmetic if card.saturates else None)
 
 
-def _score_blocks(blocks: ScoreBlocks, scoring: Scoring, anchors: Sequence[Query], items: Items) -> None:
+def _score_blocks(
+    blocks: ScoreBlocks, finished: Sequence[int], scoring: Scoring, anchors: Sequence[Query], items: Items
+) -> None:
     """Read the next block and write the last one while a block is scored.
 
     The scorer runs in this thread, or in other processes; reading and writing each have a thread of their own. Only one
     finished block may wait to be written.
     """
     manifest, progress = blocks.manifest, scoring.progress
-    done = len(blocks.finished)
-    left = [block for block in range(manifest.n_blocks) if block not in blocks.finished]
+    done = len(finished)
+    left = sorted(set(range(manifest.n_blocks)).difference(finished))
     pairs = manifest.n_items * manifest.n_anchors
     if pairs and not done:
         size = Estimate(len(items), len(anchors), pairs, bytes=pairs * np.dtype(scoring.dtype).itemsize)
         _log.info("%s", size.summary())
-    progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=done, pairs_done=manifest.pairs(blocks.finished))
+    progress.begin(blocks=manifest.n_blocks, pairs=pairs, blocks_done=done, pairs_done=manifest.pairs(finished))
     if not left:
         return
     what: dict[str, Any] = {"anchors": anchors, "dtype": scoring.dtype}

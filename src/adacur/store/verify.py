@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 from adacur.data.stored import check_seal
 from adacur.errors import AdacurError
 from adacur.seeds import item_keys
-from adacur.store.blocks import ScoreBlocks, digest_blocks
+from adacur.store.blocks import SCORES, ScoreBlocks
 from adacur.store.database import (
     DATABASE,
     KEYS,
@@ -21,7 +22,6 @@ from adacur.store.database import (
     digest_texts,
     every_id,
     read_texts,
-    recorded_blocks,
 )
 from adacur.store.folder import first_stage_folders
 from adacur.store.items import StoredItems
@@ -30,6 +30,7 @@ from adacur.store.parts import EXACT, PLACES, read_parts
 from adacur.store.versions import AT_HOME, MODEL, hold_version
 from adacur.store.writing import check_files, digest_file, folder_at
 
+_MISSING_SHOWN = 100
 _Found = tuple[Path, str, int | None]
 
 
@@ -80,7 +81,8 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
         with _noted(found, folder / MANIFEST):
             part = manifest_in(folder)
             blocks += part.n_blocks
-            checked += _check_blocks(folder, part, _check_database(folder, part, found), found)
+            _check_database(folder, part, found)
+            checked += _check_blocks(folder, part, found)
     stages = {folder.name: folder for folder in first_stage_folders(home)}
     for folder in (*stages.values(), home / MODEL):
         if folder.exists():
@@ -117,14 +119,12 @@ def _check_digest(file: Path, digest: str | None, found: list[_Found]) -> None:
             found.append((file, "its content is not what was written", None))
 
 
-def _check_database(folder: Path, manifest: Manifest, found: list[_Found]) -> dict[int, str]:
-    """Check the texts and the keys of items; the digests of finished blocks."""
+def _check_database(folder: Path, manifest: Manifest, found: list[_Found]) -> None:
+    """Check the texts and the keys of items."""
     file = folder / DATABASE
-    recorded: dict[int, str] = {}
     with _noted(found, file), contextlib.closing(connect(folder)) as connection:
         wrong = [str(what) for (what,) in connection.execute("PRAGMA integrity_check(10)") if what != "ok"]
         found += ((file, what, None) for what in wrong)
-        recorded = recorded_blocks(connection, folder)
         for table, count, digest in (
             ("items", manifest.n_items * manifest.brings_items, manifest.items_digest),
             ("anchors", manifest.n_anchors * manifest.brings_anchors, manifest.anchors_digest),
@@ -137,30 +137,25 @@ def _check_database(folder: Path, manifest: Manifest, found: list[_Found]) -> di
         metadata = read_texts(connection, "items", folder=folder, column="metadata")
         if manifest.metadata_digest not in (None, digest_texts(metadata)):
             found.append((file, "the metadata of an item are not those that were stored", None))
-        if manifest.scores_digest not in (None, digest_blocks(recorded)):
-            found.append((file, "the digests of its blocks are not those that were recorded", None))
         if not np.array_equal(StoredItems(folder, keep_open=False).keys, item_keys(every_id(connection, folder))):
             found.append((folder / KEYS, "they are not the keys of its items", None))
-    return recorded
 
 
-def _check_blocks(folder: Path, manifest: Manifest, recorded: Mapping[int, str], found: list[_Found]) -> int:
-    """Check the scores of recorded blocks, which the database bounds, whatever the manifest counts; how many."""
-    if manifest.status == "complete" and len(recorded) != manifest.n_blocks:
-        found.append((folder / DATABASE, f"it records {len(recorded)} finished blocks of {manifest.n_blocks}", None))
+def _check_blocks(folder: Path, manifest: Manifest, found: list[_Found]) -> int:
+    """Check the scores of blocks; how many are there."""
+    blocks, n_found = ScoreBlocks(folder, manifest), len(found)
+    there = set(blocks.finished())
     if manifest.exact is not None:
         _check_digest(folder / EXACT, manifest.exact, found)
-    if not recorded:
-        return 0
-    blocks = ScoreBlocks(folder, manifest)
-    for block in recorded:
-        if not 0 <= block < manifest.n_blocks:
-            found.append((folder / DATABASE, f"it records block {block} of {manifest.n_blocks}", None))
-            continue
+    missing = (block for block in range(manifest.n_blocks) if manifest.status == "complete" and block not in there)
+    # A manifest may count more than any disk holds.
+    for block in (*sorted(there), *itertools.islice(missing, _MISSING_SHOWN)):
         with _noted(found, blocks.file(block), block):
             values, rows = blocks.read(block), manifest.block(block)
             for probe in (probe for probe in manifest.probes if probe.item in rows):
                 if values[probe.item - rows.start, probe.anchor] != probe.score:
                     what = f"the remembered score of item {probe.item} is not the stored one"
                     found.append((folder / MANIFEST, what, block))
-    return len(recorded)
+    if manifest.scores_digest is not None and len(found) == n_found and blocks.digest() != manifest.scores_digest:
+        found.append((folder / SCORES, "its blocks are not those that were recorded", None))
+    return len(there)

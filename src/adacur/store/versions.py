@@ -94,9 +94,8 @@ def version_files(index: Path, home: Path) -> list[str]:
     places = [index / name for name in (MANIFEST, "pt_meta.json", *places_of(index, home))]
     files = [file for place in places for file in (place.rglob("*") if place.is_dir() else (place,)) if file.is_file()]
     names = [file.relative_to(index).as_posix() for file in files]
-    # Neither hidden, half written, a lock, nor what SQLite writes beside a database.
-    left_out = (".partial", LOCK, "-wal", "-shm", "-journal")
-    return sorted(name for name in names if not name.endswith(left_out) and "/." not in f"/{name}")
+    # Neither hidden, half written nor a lock.
+    return sorted(name for name in names if not name.endswith((".partial", LOCK)) and "/." not in f"/{name}")
 
 
 def prune(index: Path) -> None:

@@ -163,8 +163,7 @@ def damage_reported(what: str, remedy: str = "Restore it from a copy.") -> Itera
 def is_full(error: BaseException | None) -> bool:
     """Whether an error means that the disk is full."""
     if isinstance(error, sqlite3.Error):
-        # The second comes when there is no room for the shared memory beside a write-ahead log.
-        return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     # Numpy reports the bytes it could not write, and copying a tree the words, without an error number.
     words = ("requested and", *(os.strerror(number) for number in _NO_SPACE))
     return isinstance(error, OSError) and (

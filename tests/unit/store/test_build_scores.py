@@ -52,12 +52,8 @@ class Carded:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder but the lock and what readers of a write-ahead log leave and take away."""
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and not file.name.endswith(("-wal", "-shm"))
-    }
+    """Everything in a folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def begin(known, path: Path, *, blocks: int = 2, **options) -> None:
@@ -286,12 +282,10 @@ def test_a_build_is_not_continued_with_anything_else(known, tmp_path, change, co
     assert known.build(tmp_path / "index").matrix.tolist() == known.scores.T.tolist()
 
 
-def test_a_file_without_a_record_is_scored_again(known, tmp_path) -> None:
+def test_a_file_that_is_not_whole_is_scored_again(known, tmp_path) -> None:
     begin(known, tmp_path / "index", blocks=5)
-    # What a power cut can leave: the last file is there, and is rubbish, and so is a half-written one next to it.
     scores = tmp_path / "index/parts/built/scores"
-    for name in ("5.npy", "5.npy.partial"):
-        (scores / name).write_bytes(b"\0" * 17)
+    (scores / "5.npy.partial").write_bytes(b"\0" * 17)
     resumed = Carded(known.scorer)
     folder = known.build(tmp_path / "index", scorer=resumed)
     assert resumed.grids == ["i50"]
@@ -310,18 +304,6 @@ def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> No
     with pytest.raises(IndexFolderError):
         IndexFolder.open(folder)
     assert known.build(folder).matrix.tolist() == known.scores.T.tolist()
-
-
-def test_a_folder_in_use_by_a_reader_can_still_be_finished(known, tmp_path) -> None:
-    begin(known, tmp_path / "index")
-    reader = sqlite3.connect(tmp_path / "index" / "parts/built/items.sqlite", isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM blocks").fetchone()
-    try:
-        folder = known.build(tmp_path / "index")
-    finally:
-        reader.close()
-    assert verify(folder.path).ok
 
 
 # --- a full disk
