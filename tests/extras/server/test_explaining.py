@@ -46,7 +46,6 @@ def test_a_hit_is_explained_by_first_stage_prediction_and_nearest_anchor_queries
     }
     for hit, one in zip(hits, told, strict=True):
         place = int(hit.id[1:])
-        assert (one.score, one.relevance, one.round, one.rank) == (hit.score, hit.relevance, hit.round, hit.rank)
         assert one.predicted == predicted[place]
         (first,) = one.first
         assert (first.name, first.rank) == ("words", 1 + int((seen > seen[place]).sum()))
@@ -56,7 +55,6 @@ def test_a_hit_is_explained_by_first_stage_prediction_and_nearest_anchor_queries
         assert nearest.likeness > 0.99
         assert nearest.score == pytest.approx(scores[7, place])
         assert nearest.rank == 1 + int((scores[7] > scores[7, place]).sum())
-    assert {one.round for one in told} != {1} or all(one.predicted is None for one in told)
     assert as_json(told[0])["anchors"][0]["query"]["text"] == "anchor 7"
 
 

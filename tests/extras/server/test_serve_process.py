@@ -112,24 +112,6 @@ def test_a_rerank_whose_client_hangs_up_while_it_waits_is_not_paid_for(browser):
         assert scorer.calls == [1]
 
 
-def test_a_client_that_hangs_up_in_line_gives_its_place_away():
-    scorer = TextScorer(seconds=0.3)
-    settings = ServerSettings(concurrency=1, queue=1)
-    with serving(create_app({"w": world_index(scorer)}, settings=settings)) as url, httpx.Client() as browser:
-        asked = {"query": "a", "k": 1, "budget": 2}
-        first = raw_request(url, asked)
-        assert scorer.began.wait(10)
-        second = raw_request(url, asked)
-        while "adacur_searches_waiting 1.0" not in browser.get(f"{url}/metrics").text:
-            time.sleep(0.01)
-        assert browser.post(f"{url}/v1/search", json=asked).status_code == 429
-        second.close()
-        while "adacur_searches_waiting 0.0" not in browser.get(f"{url}/metrics").text:
-            time.sleep(0.01)
-        assert browser.post(f"{url}/v1/search", json=asked).status_code == 200
-        first.close()
-
-
 def test_a_client_that_does_not_read_loses_its_turn(browser, monkeypatch):
     monkeypatch.setattr("adacur.extras.server.searching._SECONDS_TO_READ", 0.2)
     # More than what lies between two sockets.
@@ -294,15 +276,6 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     command = [sys.executable, "-m", "adacur", "serve", *arguments]
     env = os.environ | environment
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
-
-
-def test_a_page_whose_name_was_pointed_here_gets_nothing(folder, browser):
-    scorer = ("--scorer", "tests.functional.scoring:lengths")
-    with process(str(folder), *scorer, "--allow-host", "Search.Example") as (_, url):
-        for host, status in (("evil.example:8765", 421), ("search.example", 200), (urlsplit(url).netloc, 200)):
-            answer = browser.get(f"{url}/v1/indexes", headers={"Host": host, "Origin": f"http://{host}"})
-            assert answer.status_code == status
-            assert ("small" in answer.text) == (status == 200)
 
 
 @pytest.mark.parametrize("keys", ["", " , "])

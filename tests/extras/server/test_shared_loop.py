@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from adacur import AdaCUR, AnchorIndex, Budget, Rerank
-from adacur.errors import BudgetError, InputError, ScorerError, ScorerFailed
+from adacur.errors import InputError, ScorerError, ScorerFailed
 from adacur.extras.server import shared_loop as stepping
 from adacur.extras.server.shared_loop import loop_of
 from adacur.first_stages import as_hits
@@ -249,28 +249,6 @@ async def test_an_error_reaches_only_its_search_and_others_are_sent_that_call_s_
     ]
     assert Counter(sent.values())[2] == scorer.calls[1].total()
     assert max(sent.values()) == 2
-
-
-async def test_errors_of_a_request_s_own_making_are_its_alone(index, scorer, world) -> None:
-    class Broken:
-        def search(self, queries, k):
-            raise OSError("no such file")
-
-    def allowed(item) -> bool:
-        raise LookupError(item.id)
-
-    scorer.gate.set()
-    found = await asyncio.gather(
-        last(index, world.test[0], budget=20),
-        last(index, world.test[1], budget=0),
-        last(index, world.test[2], first=Broken()),
-        last(index, world.test[3], filter=allowed),
-        last(index, world.test[4], budget=20),
-        return_exceptions=True,
-    )
-    assert [type(one) for one in found[1:4]] == [BudgetError, OSError, LookupError]
-    assert [found[0].trace.calls, found[4].trace.calls] == [20, 20]
-    assert set().union(*scorer.calls) == {"t0", "t4"}
 
 
 async def test_an_error_while_a_search_chooses_is_its_alone(index, scorer, world, monkeypatch) -> None:

@@ -45,16 +45,12 @@ class AnchorEvidence:
 class Explanation:
     """Why an item is a hit.
 
-    `predicted` is its predicted score before `round` scored it; None in a round without predictions, such as the first.
-    `anchors` are the anchor queries most like this one.
+    `predicted` is its predicted score before its round scored it; None in a round without predictions, such as the
+    first. `anchors` are the anchor queries most like this one.
     """
 
     id: str
-    rank: int
-    score: float
-    relevance: float | None
     predicted: float | None
-    round: int
     first: tuple[FirstStageEvidence, ...]
     anchors: tuple[AnchorEvidence, ...]
 
@@ -82,16 +78,12 @@ def explain(snapshot: Snapshot, hits: Hits, *, n_anchors: int = 3) -> list[Expla
     anchors = _nearest_anchors(snapshot, hits, places, n=n_anchors)
     return [
         Explanation(
-            id=hit.id,
-            rank=hit.rank,
-            score=hit.score,
-            relevance=hit.relevance,
-            predicted=predicted.get(int(place)),
-            round=hit.round,
+            id=id_,
+            predicted=predicted.get(place),
             first=tuple(said[at] for said in first),
             anchors=tuple(said[at] for said in anchors),
         )
-        for at, (hit, place) in enumerate(zip(hits, places, strict=True))
+        for at, (id_, place) in enumerate(zip(hits.ids, places.tolist(), strict=True))
     ]
 
 
