@@ -51,6 +51,8 @@ from adacur.extras.server.running import listening
 from adacur.protocols import Scorer
 from adacur.records import Pair
 from adacur.scorers import FunctionScorer
+from adacur.search import rounds
+from adacur.search.plan import Plan
 
 ITEMS = 200
 ANCHORS = 20
@@ -293,9 +295,15 @@ class Apart:
         return self.scorer.score(pairs)
 
 
-def _in_the_queue(index: AnchorIndex, query: Query, k: int, **options: Any) -> AsyncGenerator[Hits, None]:
-    del options["every_round"], options["so_far"]
-    return index.asearch_iter(query, k, **options)
+async def _in_the_queue(
+    index: AnchorIndex, plan: Plan, query: Query, k: int, **options: Any
+) -> AsyncGenerator[Hits, None]:
+    """Each search by itself; calls of the scorer wait for each other."""
+    del options["so_far"]
+    with index.searching(plan) as answers:
+        async for hits in rounds.asearch_iter(plan, [query], k, **options):
+            answers[:] = hits
+            yield hits[0]
 
 
 def serve(folder: Path, *, row: str, calls: str, model: Path | None = None, max_item_tokens: int = 0) -> None:
@@ -312,7 +320,7 @@ def serve(folder: Path, *, row: str, calls: str, model: Path | None = None, max_
     if calls == "apart":
         index = index.with_scorer(Apart)
     if calls == "queue":
-        vars(searching)["asearch_iter"] = _in_the_queue
+        vars(searching)["stepped"] = _in_the_queue
     at = listening("127.0.0.1", 0)
     print(f"http://127.0.0.1:{at.getsockname()[1]}", flush=True)
     uvicorn.Server(uvicorn.Config(create_app({"small": index}), log_config=None, access_log=False)).run(sockets=[at])
