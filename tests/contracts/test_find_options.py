@@ -48,7 +48,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 NAMES = [one.name for one in FIND_OPTIONS]
 WRONG: list[dict[str, Any]] = [
-    {"above": 3.2, "recall": 1.0},
+    {"above": 3.2, "recall": 1.0, "budget": 30},
     {"above": 3.2, "audit": 60},
     {"above": 3.2, "audit": 30, "budget": 30},
     {"above": 3.2, "audit": 10, "tokens": 1000},

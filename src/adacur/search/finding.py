@@ -279,7 +279,7 @@ def plan_find(
             f"budget={n_items}."
         )
     if recall == 1:
-        if budget is None or spend.calls is None or spend.calls < n_items:
+        if spend.calls is None or spend.calls < n_items:
             raise InputError(
                 f"recall=1.0 cannot be promised unless every item is scored: what is missing may be anywhere. Give "
                 f"budget={n_items}, which scores all, or a recall below 1, such as 0.95."
