@@ -13,7 +13,7 @@ import pytest
 import adacur
 from adacur import AnchorIndex, Dense
 from adacur import replay as tuning
-from adacur.errors import BudgetError, DamagedIndex, IndexMismatch, InputError, StorageFull
+from adacur.errors import BudgetError, IndexMismatch, InputError, StorageFull
 from adacur.first_stages import placed
 from adacur.first_stages.encoders import EncoderCard
 from adacur.first_stages.saved import StoredIds
@@ -69,17 +69,6 @@ def compress(path, **options):
         return tuning.compress(index, **({"rank": 40, "budget": 50} | options))
 
 
-def test_a_compressed_index_is_searched_without_its_scores(path) -> None:
-    compress(path, rank=80, storage="float32")
-    shutil.rmtree(path / "parts/built/scores")
-    with opened(path) as index:
-        assert "features: 92" in str(index.search(WORLD.test[0], 10, budget=60).trace.settings["approximator"])
-        hits = index.search(WORLD.test, 10, budget=60)
-    best = np.sort(WORLD.test_scores, axis=1)[:, -10:]
-    recall = np.mean([np.isin(own.scores, row).mean() for own, row in zip(hits, best, strict=True)])
-    assert recall > 0.8
-
-
 def test_features_of_full_rank_find_what_the_scores_find(path) -> None:
     before = found(opened(path))
     compress(path, rank=80, storage="float32")
@@ -111,35 +100,6 @@ def test_what_it_costs_is_measured_on_held_out_anchor_queries(path) -> None:
     # A byte for each of 60 and 12 columns, a scale for the leading ones and one for the others, a float64 mean.
     assert mild.bytes_after == 300 * (60 + 12 + 2 * 4 + 8)
     assert harsh.bytes_after < mild.bytes_before / 10
-
-
-def test_verify_finds_a_flipped_byte(path) -> None:
-    compress(path)
-    assert adacur.store.verify(path).ok
-    file = path / "versions/1/model" / "part0.npy"
-    content = bytearray(file.read_bytes())
-    content[-5] ^= 1
-    file.write_bytes(content)
-    assert [problem.file for problem in adacur.store.verify(path).problems] == ["versions/1/model/part0.npy"]
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-@pytest.mark.parametrize("damage", ["missing", "cut", "no json", "foreign"])
-def test_a_damaged_model_is_refused(path, damage, compressed) -> None:
-    if compressed:
-        compress(path)
-    file = path / "versions/1/model" / ("model.json" if damage in ("no json", "foreign") else "part0.npy")
-    if damage == "missing":
-        file.unlink()
-    elif damage == "other keys":
-        keys = file.with_name("keys.npy")
-        np.save(keys, np.load(keys)[:-1])
-    elif damage == "cut":
-        file.write_bytes(file.read_bytes()[:200])
-    else:
-        file.write_text("[]" if damage == "foreign" else "{")
-    with pytest.raises(DamagedIndex):
-        found(opened(path))
 
 
 def of_something_else(path, what: str) -> None:
