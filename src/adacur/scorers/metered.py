@@ -96,11 +96,13 @@ def tokens_and_units(scorer: Scorer, pairs: Sequence[Pair]) -> tuple[int, int]:
     return int(counts.sum()), sum(units)
 
 
-def _layers(scorer: Any) -> Iterator[Any]:
-    """A scorer, and what it is wrapped around."""
+def _said(scorer: Any, name: str) -> Any:
+    """The attribute of this name of a scorer, or of the nearest that it is wrapped around; None without one."""
     while scorer is not None:
-        yield scorer
+        if (value := getattr(scorer, name, None)) is not None:
+            return value
         scorer = getattr(scorer, "scorer", None)
+    return None
 
 
 def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
@@ -111,32 +113,23 @@ def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
     sent, plus 16. A token of a byte-level or character-level tokenizer stands for at least one byte; English has four
     or five bytes a token.
     """
-    for layer in _layers(scorer):
-        if callable(count := getattr(layer, "tokens_of", None)):
-            tokens = np.asarray(count(pairs))
-            if tokens.shape != (len(pairs),) or tokens.dtype.kind not in "iu" or (tokens < 1).any():
-                raise ScoreCountError(
-                    f"tokens_of must return one whole number of at least 1 per pair; for {len(pairs)} pairs "
-                    f"{scorer.card.name!r} returned shape {tokens.shape}, {tokens.dtype}."
-                )
-            return tokens.astype(np.intp)
-    sent = _sent(scorer)
-    return np.array([sum(map(_bytes, sent(*pair))) + _SPECIAL_TOKENS for pair in pairs], np.intp)
-
-
-def _sent(scorer: Scorer) -> Callable[[Query, Item], tuple[str, ...]]:
-    """What a service reads of a pair: a judge its whole prompt, another the texts and perhaps an instruction."""
-    for layer in _layers(scorer):
-        if callable(render := getattr(layer, "render", None)):
-            return lambda query, item: (render(query, item),)
-        if isinstance(instruction := getattr(layer, "instruction", None), str):
-            return lambda query, item: (instruction, query.text, item.text)
-    return lambda query, item: (query.text, item.text)
+    if (count := _said(scorer, "tokens_of")) is not None:
+        tokens = np.asarray(count(pairs))
+        if tokens.shape != (len(pairs),) or tokens.dtype.kind not in "iu" or (tokens < 1).any():
+            raise ScoreCountError(
+                f"tokens_of must return one whole number of at least 1 per pair; for {len(pairs)} pairs "
+                f"{scorer.card.name!r} returned shape {tokens.shape}, {tokens.dtype}."
+            )
+        return tokens.astype(np.intp)
+    # A judge reads its whole prompt, another service the texts and perhaps an instruction.
+    render, instruction = _said(scorer, "render"), _said(scorer, "instruction") or ""
+    sent = [[render(*pair)] if render else [instruction, pair[0].text, pair[1].text] for pair in pairs]
+    return np.array([sum(map(_bytes, texts)) + _SPECIAL_TOKENS for texts in sent], np.intp)
 
 
 def counts_exactly(scorer: Scorer) -> bool:
     """Whether `count_tokens` counts what the scorer takes, and not an upper bound."""
-    return any(callable(getattr(layer, "tokens_of", None)) for layer in _layers(scorer))
+    return _said(scorer, "tokens_of") is not None
 
 
 def _bytes(text: str) -> int:
@@ -151,8 +144,8 @@ def _bytes(text: str) -> int:
 
 def price_of(scorer: Scorer) -> Price | None:
     """What a scorer costs, as it says itself: `Metered(scorer, price=…)`."""
-    prices = (getattr(layer, "price", None) for layer in _layers(scorer))
-    return next((price for price in prices if isinstance(price, Price)), None)
+    price = _said(scorer, "price")
+    return price if isinstance(price, Price) else None
 
 
 def units_of(price: Price, scorer: Scorer, tokens: IntArray) -> int:
@@ -166,8 +159,8 @@ def pairs_per_unit(price: Price, scorer: Scorer) -> int:
     """How many pairs of a call one unit pays for, where the price is not by the token."""
     if price.unit == "calls":
         return 1
-    sizes = (getattr(layer, "batch_size", None) for layer in _layers(scorer))
-    return min([_PAIRS_PER_SEARCH, *(size for size in sizes if isinstance(size, int))])
+    size = _said(scorer, "batch_size")
+    return min(_PAIRS_PER_SEARCH, size) if isinstance(size, int) else _PAIRS_PER_SEARCH
 
 
 def units_per_pair(price: Price, scorer: Scorer, tokens: IntArray) -> float:
