@@ -36,9 +36,8 @@ from adacur.model.constants import NOISE, QUERY_SCALE, embedding_share, locality
 from adacur.model.device_posterior import DevicePosterior
 from adacur.model.features import EmbedQueries, Extraction, Features, checked_embeddings, unit_vectors
 from adacur.model.left_out import LeaveOneOut
-from adacur.model.listed_features import ListedFeatures, room_for, stacked
 from adacur.model.posterior import Prior
-from adacur.model.rank_slopes import RISE, RankSlopes
+from adacur.model.rank_slopes import RISE, ListedFeatures, RankSlopes, room_for, stacked
 from adacur.model.rows import Allocate, PackedRows, RowSource, Storage, in_memory
 from adacur.names import RECORDED_CHOICES, named
 from adacur.protocols import AnchorScores, BlockedScores, Ranking

@@ -1,4 +1,4 @@
-"""How scores rise with ranks in first stages: a slope per stage, learned from the anchor queries.
+"""Features that only listed items have: their ranks in first stages, and what the query's words add to them.
 
 An item's prior mean rises with the logarithm of its rank, by a slope that differs from query to query. The anchor
 queries give the slopes' mean and covariance; the query's own scores then update the slopes, like everything else.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from adacur.arrays import FloatArray, IntArray, KeyArray
 from adacur.model.constants import ASSUMED_QUERIES, NOISE, SLOPE, SLOPE_DEVIATION
 from adacur.model.features import Features
-from adacur.model.listed_features import ListedFeatures
 from adacur.protocols import Ranking
 
 # Beyond this rank a first stage says nothing.
@@ -31,6 +31,32 @@ RISE: FloatArray = np.log((_ALIKE + RANKS_THAT_COUNT) / (_ALIKE + np.arange(RANK
 MOST_QUERIES = 60
 # The order among a stage's best decides what is scored; items at random say where everything else lies.
 _BEST, _AT_RANDOM = 100, 1000
+# Arrays that hold those of several queries have room for a multiple of so many items and features.
+_ITEMS, _FEATURES = 1024, 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedFeatures:
+    """Features of the items at `positions`, which are ascending and distinct; those of all other items are zero.
+
+    `values` has a row per item. A feature's weight is drawn for each query: `means` and `covariance` are its prior, on
+    the scale of rarities.
+    """
+
+    positions: IntArray
+    values: FloatArray
+    means: FloatArray
+    covariance: FloatArray
+
+    @classmethod
+    def none(cls) -> ListedFeatures:
+        """No features at all."""
+        return cls(np.empty(0, dtype=np.intp), np.empty((0, 0)), np.empty(0), np.empty((0, 0)))
+
+    @property
+    def n_features(self) -> int:
+        """How many an item has."""
+        return len(self.means)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,3 +168,38 @@ def _unexplained(
     shift = centred / (n_anchors - 1)
     trust = features.trust + (1 - features.trust) * float(np.clip(from_others, 0, 1))
     return np.asarray(means + left - trust * (means - shift) - shift * from_others)
+
+
+def room_for(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
+    """How many items and features arrays that hold those of several queries need.
+
+    Rounded up, so that searches whose lists differ a little can be computed in one batch.
+    """
+    n_items, n_features = _needed(listed)
+    if n_features > _FEATURES:
+        n_features = -(-n_features // _FEATURES) * _FEATURES
+    return -(-n_items // _ITEMS) * _ITEMS, n_features
+
+
+def _needed(listed: Sequence[ListedFeatures]) -> tuple[int, int]:
+    n_items = max((len(some.positions) for some in listed), default=0)
+    return n_items, max((some.n_features for some in listed), default=0)
+
+
+def stacked(listed: Sequence[ListedFeatures], room: tuple[int, int] | None = None) -> tuple[Any, Any, Any, Any]:
+    """The fields of several queries as arrays with a first axis of queries, with this room; by default, what is needed.
+
+    Padding repeats the last position, with features of 0; features that a query lacks have weights of 0.
+    """
+    if room is None and len(listed) == 1:
+        (one,) = listed
+        return one.positions[None], one.values[None], one.means[None], one.covariance[None]
+    n_items, n_features = room or _needed(listed)
+    at, values = np.zeros((len(listed), n_items), dtype=np.int64), np.zeros((len(listed), n_items, n_features))
+    means, covariances = np.zeros((len(listed), n_features)), np.zeros((len(listed), n_features, n_features))
+    for query, some in enumerate(listed):
+        n, m = len(some.positions), some.n_features
+        at[query, :n], values[query, :n, :m] = some.positions, some.values
+        at[query, n:] = some.positions[-1] if n else 0
+        means[query, :m], covariances[query, :m, :m] = some.means, some.covariance
+    return at, values, means, covariances

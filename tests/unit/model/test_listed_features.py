@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adacur.model.listed_features import ListedFeatures, room_for
-from adacur.model.rank_slopes import RISE, RankSlopes
+from adacur.model.rank_slopes import RISE, ListedFeatures, RankSlopes, room_for
 
 lists = st.lists(st.lists(st.integers(0, 40), max_size=30), min_size=1, max_size=3)
 
