@@ -103,7 +103,9 @@ def own_table(server: PostgresServer, url: str, key: str, ids: list[str]) -> Non
 
 @pytest.mark.parametrize("key", ["integer", "text", "varchar(40)", "uuid"])
 def test_a_table_of_the_users_own(server: PostgresServer, url: str, key: str) -> None:
-    ids = {"integer": ["7", "8", "9"], "uuid": [str(uuid.UUID(int=at)) for at in range(3)]}.get(key, ["x'y", "b", "ü"])
+    ids = {"integer": ["7", "8", "9"], "uuid": [str(uuid.UUID(int=at)) for at in range(3)]}.get(
+        key, ["x'y", 'a"b\\{,}%s', "ü"]
+    )
     own_table(server, url, key, [id_.replace("'", "''") for id_ in ids])
     store = opened(url, "docs", text=("title", "body"))
     keys: list[Any] = [7, 8, 9] if key == "integer" else ids

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from adacur.budget import is_whole
+from adacur.budget import at_least
 from adacur.data import JudgedCollection
 from adacur.errors import InputError
 from adacur.extras.train.checking import Checked, sampled
@@ -71,16 +71,9 @@ def train_cross_encoder(
     - `device`: "cpu" or "cuda"
     """
     check_installed()
-    if (
-        negatives < 1
-        or depth < negatives
-        or shortlist < 2
-        or (sample is not None and not (is_whole(sample) and sample >= 1))
-    ):
-        raise InputError(
-            "negatives and sample must be at least 1, depth at least negatives and shortlist at least 2; got negatives="
-            f"{negatives}, sample={sample}, depth={depth}, shortlist={shortlist}."
-        )
+    at_least(1, negatives=negatives, sample=sample, turns=turns)
+    at_least(negatives, depth=depth)
+    at_least(2, shortlist=shortlist)
     if head not in ("emb", "cls"):
         raise InputError(f"head must be 'emb' or 'cls'; got {head!r}.")
     shares = Mixture.parsed(str(mixture)) if not isinstance(mixture, Mixture) else mixture
@@ -102,20 +95,18 @@ def train_cross_encoder(
         **limits,
     }
     from adacur.extras.train import fitting
-    from adacur.extras.train.mining import Turns, opened_for_scoring, planned
+    from adacur.extras.train.mining import MINED_PER_TRAINED_PAIR, Turns, opened_for_scoring, plan_mining
 
     place_to_train = fitting.chosen_device(device, settings).type
     pairs_per_epoch = len(data.learnt) * (1 + negatives)
-    n_turns, plan = planned(
-        shares,
-        turns,
-        epochs=settings.epochs,
-        calls=mining_calls,
-        pairs=pairs_per_epoch * settings.epochs // (turns or 2),
-        n_queries=len(data.learnt),
-        n_items=len(data.items),
-        device=place_to_train,
-    )
+    n_turns = turns if turns is not None else min(2, settings.epochs) if shares.found else 1
+    if n_turns > settings.epochs:
+        raise InputError(f"A turn is at least one epoch, so turns must be from 1 to {settings.epochs}; got {turns}.")
+    plan = None
+    if n_turns > 1 and shares.found:
+        # Mining takes about as long as the turn's training.
+        usual = MINED_PER_TRAINED_PAIR[place_to_train] * (pairs_per_epoch * settings.epochs // n_turns)
+        plan = plan_mining(len(data.learnt), len(data.items), calls=mining_calls, usual=usual)
 
     def prepare(base_folder: Path, run: RunFolder) -> Task:
         from adacur.extras.train.ranking_model import RankingModel

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from adacur.arrays import IntArray
-from adacur.budget import is_whole
+from adacur.budget import at_least
 from adacur.data import split_queries
 from adacur.errors import InputError
 from adacur.extras.train.judged_queries import JudgedQueries
-from adacur.extras.train.negatives import Mixture, Pool
+from adacur.extras.train.negatives import Pool
 from adacur.extras.train.run_folder import RunFolder
 from adacur.first_stages import AnyStage
 from adacur.model import GaussianModel
@@ -37,7 +37,7 @@ from adacur.store.writing import write_atomically
 _log = logging.getLogger(__name__)
 # One pair in training costs three forward passes; on a GPU, inference is also the faster for its half precision and
 # its packed batches.
-_MINED_PER_TRAINED_PAIR = {"cpu": 4, "cuda": 32}
+MINED_PER_TRAINED_PAIR = {"cpu": 4, "cuda": 32}
 _LEAST_CALLS = 40_000
 _CALLS_PER_SEARCH = 100
 # Of these the best are kept; the others are what the search only looked at.
@@ -64,29 +64,6 @@ class MiningBudget:
         return self.anchors * self.items + self.queries * self.calls_per_search
 
 
-def planned(
-    mixture: Mixture,
-    turns: int | None,
-    *,
-    epochs: int,
-    calls: int | None,
-    pairs: int,
-    n_queries: int,
-    n_items: int,
-    device: str,
-) -> tuple[int, MiningBudget | None]:
-    """The number of turns, and what each mining scores; None without one.
-
-    `pairs` are those that one turn trains on: without a number of calls, mining takes about as long as training.
-    """
-    if turns is not None and not (is_whole(turns) and 1 <= turns <= epochs):
-        raise InputError(f"A turn is at least one epoch, so turns must be from 1 to {epochs}; got {turns}.")
-    n = turns if turns is not None else min(2, epochs) if mixture.found else 1
-    if n == 1 or not mixture.found:
-        return n, None
-    return n, plan_mining(n_queries, n_items, calls=calls, usual=_MINED_PER_TRAINED_PAIR[device] * pairs)
-
-
 def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int = 0) -> MiningBudget:
     """A mining of at most `calls` scorer calls: half for searches, what they leave for the index.
 
@@ -95,8 +72,7 @@ def plan_mining(n_queries: int, n_items: int, *, calls: int | None, usual: int =
     """
     if calls is None:
         calls = max(usual, _LEAST_CALLS)
-    elif not is_whole(calls):
-        raise InputError(f"mining_calls must be a whole number; got {calls!r}.")
+    at_least(1, mining_calls=calls)
     per_search = min(_CALLS_PER_SEARCH, n_items)
     queries = min(n_queries, calls // 2 // per_search)
     left = calls - queries * per_search

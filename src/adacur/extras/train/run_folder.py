@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from adacur.budget import is_whole
+from adacur.budget import at_least, is_whole
 from adacur.errors import InputError, StorageFull
 from adacur.requirements import require
 from adacur.scorers.cross_encoders.checkpoints import weights_hash
@@ -55,25 +55,24 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        at_least(
+            1,
+            epochs=self.epochs,
+            batch_queries=self.batch_queries,
+            accumulate=self.accumulate,
+            patience=self.patience,
+        )
         rules = {
-            "a whole number of at least 1": {
-                name: _counts(getattr(self, name)) for name in ("epochs", "batch_queries", "accumulate")
-            },
-            "at least 1, or None": {"patience": self.patience is None or _counts(self.patience)},
-            "from 0 to 2**32 - 1": {"seed": is_whole(self.seed) and 0 <= self.seed < 2**32},
-            "above 0 and below 1": {"learning_rate": 0 < self.learning_rate < 1},
-            "at least 0 and below 1": {"warmup": 0 <= self.warmup < 1},
-            "at least 0": {"weight_decay": self.weight_decay >= 0, "clip": self.clip >= 0},
-            "'auto', 'float32' or 'bfloat16'": {"precision": self.precision in ("auto", "float32", "bfloat16")},
+            "seed": ("from 0 to 2**32 - 1", is_whole(self.seed) and 0 <= self.seed < 2**32),
+            "learning_rate": ("above 0 and below 1", 0 < self.learning_rate < 1),
+            "warmup": ("at least 0 and below 1", 0 <= self.warmup < 1),
+            "weight_decay": ("at least 0", self.weight_decay >= 0),
+            "clip": ("at least 0", self.clip >= 0),
+            "precision": ("'auto', 'float32' or 'bfloat16'", self.precision in ("auto", "float32", "bfloat16")),
         }
-        for rule, keeps in rules.items():
-            for name in keeps:
-                if not keeps[name]:
-                    raise InputError(f"{name} must be {rule}; got {getattr(self, name)!r}.")
-
-
-def _counts(value: Any) -> bool:
-    return is_whole(value) and value >= 1
+        for name, (rule, is_kept) in rules.items():
+            if not is_kept:
+                raise InputError(f"{name} must be {rule}; got {getattr(self, name)!r}.")
 
 
 def check_installed() -> None:
