@@ -63,8 +63,6 @@ class AskTell:
         self.remaining = list(plan.sizes(affordable - self._audit)) if affordable else []
         self.remaining += [self._audit] * bool(self._audit)
         self.n_planned = sum(self.remaining)
-        if len(self.remaining) > 1 + bool(self._audit) and (plan.model is None or plan.acquisition is None):
-            raise InputError("A search of more than one round needs an approximation and an acquisition.")
         self._batch: IntArray | None = None
         self.predicted: Any = None
         self._is_audit = False
@@ -280,11 +278,6 @@ class QueryBatch:
         approximation: Approximation | None,
         listed: Sequence[FloatArray] = (),
     ) -> None:
-        if plan.stop is not None and not isinstance(approximation, UncertainApproximation):
-            raise InputError(
-                "effort needs predictions that know how far they may be off, and those of this method do not. "
-                "Search with method='gaussian', or with AdaCUR(approximator=GaussianModel(…))."
-            )
         self.searches = [
             AskTell(
                 plan,

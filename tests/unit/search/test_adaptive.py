@@ -96,12 +96,6 @@ def test_after_stop_the_first_few_scores_are_enough(asking, world) -> None:
     assert asking.trace(settings={}).stopped == "deadline"
 
 
-def test_several_rounds_need_an_approximation(world) -> None:
-    plan = replace(plan_of(world, (4, 3)), model=None)
-    with pytest.raises(InputError, match="approximation"):
-        lock_step(world, plan)
-
-
 @pytest.mark.parametrize("scale", [1e38, 1e200, 1e300])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("method", [Gaussian, AdaCUR])

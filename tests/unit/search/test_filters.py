@@ -18,6 +18,10 @@ ITEMS = ItemList(
     ]
 )
 
+YEARS = ItemList(
+    Item(f"i{n}", "text", {"year": 1960 + n, "lang": ["en", "de"], "box": {"x": n}, "score": None}) for n in range(9)
+)
+
 
 @pytest.mark.parametrize(
     ("where", "ids"),
@@ -45,3 +49,20 @@ def test_a_name_that_no_item_has_is_told_with_those_there_are(where: dict[str, A
     with pytest.raises(EmptyInput) as caught:
         allowed_by(where, ITEMS)
     assert "metadata.lang" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"year": "1966"}, "year='1966'; 'year' holds whole numbers, such as 1960, 1961, 1962"),
+        ({"lang": "fr", "year": 1966}, "lang='fr'; 'lang' holds texts, such as 'en', 'de'"),
+        ({"year": ["1966", 1950]}, r"year=\['1966', 1950\]"),
+        ({"box": 1}, "box.x"),
+        ({"document": "d1"}, "'document' holds texts, such as 'i0'"),
+        ({"score": 1}, "'score' holds no value"),
+        ({"yeer": 1966}, "Did you mean 'year'"),
+    ],
+)
+def test_a_filter_without_items_says_what_the_field_holds(wanted: dict[str, Any], says: str) -> None:
+    with pytest.raises(EmptyInput, match=says):
+        allowed_by(wanted, YEARS)
