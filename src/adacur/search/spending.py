@@ -58,51 +58,6 @@ class Pace:
         return (seconds - self.call) / self.pair
 
 
-class Purse:
-    """What one query has spent, where calls alone are limited: every pair can be paid, and none is looked at.
-
-    Purses that limit something else override what they need to. Pairs are paid in the order in which `afford` saw them.
-    """
-
-    # Whether it looks at pairs; else no item is read for it.
-    counts_pairs = False
-    # How many pairs it could not pay.
-    n_refused = 0
-
-    def afford(self, pairs: Sequence[Pair]) -> BoolArray:
-        """Which of these pairs one call can score, the first ones first."""
-        return np.ones(len(pairs), np.bool_)
-
-    def pay(self, n: int) -> None:
-        """Charge a call with the next n of the pairs that it affords."""
-
-    def rounds(self, sizes: Sequence[int]) -> list[int]:
-        """The calls of each round, as it can pay for rounds."""
-        return list(sizes)
-
-    def expected_calls(self, pairs: Sequence[Pair], n: int) -> int:
-        """About how many calls it can pay for, up to n, if pairs are like these."""
-        return n
-
-    def more_calls(self, n: int) -> int:
-        """How many calls beyond the planned ones it can pay for, up to n."""
-        return 0
-
-    @property
-    def over(self) -> str | None:
-        """The limit that ends a search with calls left, such as "tokens"; None where only calls are limited."""
-        return None
-
-    @property
-    def spent(self) -> Mapping[str, Any]:
-        """What a trace says of it."""
-        return {}
-
-    def too_small(self, query: Query) -> BudgetError:
-        """The error of a budget that pays for no call."""
-        return BudgetError(f"The budget cannot pay one call of query {query.id!r}.")
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
     """What is counted of a query, in whole units: tokens, money.
@@ -196,7 +151,12 @@ class Limits:
 
     def of_query(self) -> Purse:
         """The purse of one query."""
-        return Purse() if self.scorer is None else CountingPurse(self, self.scorer)
+        return Purse(self)
+
+    def tokens_of(self, pairs: Sequence[Pair]) -> IntArray:
+        """The tokens of each pair."""
+        assert self.scorer is not None
+        return count_tokens(self.scorer, pairs)
 
     def until(self, started: float, *, share: float = 1.0) -> float:
         """When, by the clock, this share of the time left is over; infinite without a deadline."""
@@ -207,8 +167,7 @@ class Limits:
         """About how many calls of a query the limits pay for: by a sample of items, and by the shortest of these."""
         positions = np.linspace(0, len(items) - 1, min(PRICED_BEFOREHAND, len(items)))
         some = [(query, item) for item in items.at(np.unique(positions.astype(int)).tolist())]
-        assert self.scorer is not None
-        shortest = some[int(np.argmin(count_tokens(self.scorer, some)))]
+        shortest = some[int(np.argmin(self.tokens_of(some)))]
         return self.of_query().expected_calls(some, n), self.of_query().expected_calls([shortest], n)
 
     def settings(self) -> Mapping[str, Any]:
@@ -217,14 +176,14 @@ class Limits:
         return {"budget": self.calls, "deadline": self.deadline, **audit, **self.named}
 
 
-class CountingPurse(Purse):
-    """The tokens and the money that one query has spent."""
+class Purse:
+    """What one query has spent: tokens and money, where these are counted. Pairs are paid in the order of `afford`.
 
-    counts_pairs = True
+    `n_refused`: how many pairs it could not pay.
+    """
 
-    def __init__(self, limits: Limits, scorer: Scorer) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._scorer = scorer
         self._counted = limits.counted
         # By the limit's name, in its units.
         self._spent = {limit.name: 0 for limit in self._counted}
@@ -233,10 +192,16 @@ class CountingPurse(Purse):
         self._cheapest: int | None = None
         # The tokens of the pairs that can be paid next.
         self._waiting: IntArray = np.empty(0, np.intp)
+        self.n_refused = 0
+
+    @property
+    def counts_pairs(self) -> bool:
+        """Whether it looks at pairs; else no item is read for it."""
+        return bool(self._counted)
 
     def afford(self, pairs: Sequence[Pair]) -> BoolArray:
-        """As for any purse; a pair that cannot be paid is skipped, since a cheaper one may follow."""
-        tokens, pays = count_tokens(self._scorer, pairs), np.ones(len(pairs), np.bool_)
+        """Which of these pairs one call can score, the first ones first; one too dear is skipped, for a cheaper one."""
+        tokens, pays = self._limits.tokens_of(pairs), np.ones(len(pairs), np.bool_)
         lefts, n_paid, paid = self._lefts(), 0, 0
         for at, n in enumerate(tokens.tolist() if lefts else ()):
             short = next((limit.name for limit, left in lefts if limit.charge(n_paid + 1, paid + n) > left), None)
@@ -250,14 +215,14 @@ class CountingPurse(Purse):
         return pays
 
     def pay(self, n: int) -> None:
-        """As for any purse."""
+        """Charge a call with the next n of the pairs that it affords."""
         for limit in self._counted:
             self._spent[limit.name] += limit.charge(n, int(self._waiting[:n].sum()))
         self._n_pairs += n
         self._waiting = self._waiting[n:]
 
     def rounds(self, sizes: Sequence[int]) -> list[int]:
-        """Where a round is at least one request, no more rounds than can be paid."""
+        """The calls of each round: where that is at least one request, no more rounds than can be paid."""
         most = min((one.most for one in self._counted if one.by_call and one.most is not None), default=len(sizes))
         if len(sizes) <= most:
             return list(sizes)
@@ -265,17 +230,17 @@ class CountingPurse(Purse):
         return [*sizes[: most - 1], sum(sizes[most - 1 :])]
 
     def expected_calls(self, pairs: Sequence[Pair], n: int) -> int:
-        """As for any purse."""
-        tokens = count_tokens(self._scorer, pairs)
+        """About how many calls it can pay for, up to n, if pairs are like these."""
+        tokens = self._limits.tokens_of(pairs)
         return self._calls_of({limit.name: limit.each(tokens) for limit in self._counted}, n)
 
     def more_calls(self, n: int) -> int:
-        """About as many as it can pay for if they are like those before, or like the cheapest seen.
+        """How many more calls it can pay for, up to n, if pairs are like those before, or like the cheapest seen.
 
         All n if that gives none but a token or unit is left for each: they may be cheaper.
         """
         if not self._limits.may_refuse:
-            return n
+            return n if self._counted else 0
         each = {name: spent / max(1, self._n_pairs) for name, spent in self._spent.items()}
         cheapest = {name: min(mean, self._cheapest or 1) for name, mean in each.items()}
         expected = self._calls_of(each, n) or self._calls_of(cheapest, n)
@@ -283,13 +248,13 @@ class CountingPurse(Purse):
 
     @property
     def over(self) -> str | None:
-        """The limit that refused a pair, or else the nearest one."""
+        """What ends a search with calls left: the limit that refused a pair, or else the nearest one."""
         limited = [(self._spent[limit.name] / limit.most, limit.name) for limit in self._counted if limit.most]
         return self._refused or max(limited, key=lambda one: one[0], default=(0.0, None))[1]
 
     @property
     def spent(self) -> Mapping[str, Any]:
-        """As for any purse."""
+        """What a trace says of it."""
         return {limit.name: limit.shown(self._spent[limit.name]) for limit in self._counted}
 
     def _calls_of(self, each: Mapping[str, float], n: int) -> int:
@@ -300,7 +265,7 @@ class CountingPurse(Purse):
         return [(limit, limit.most - self._spent[limit.name]) for limit in self._counted if limit.most is not None]
 
     def too_small(self, query: Query) -> BudgetError:
-        """As for any purse."""
+        """The error of a budget that pays for no call."""
         named = [limit.text for limit in self._counted if limit.most is not None]
         return BudgetError(
             f"A budget of {' and '.join(named)} cannot pay one call: the cheapest of the items tried takes "
