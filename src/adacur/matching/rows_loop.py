@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from adacur.errors import ScorerError
 from adacur.first_stages import Placed
-from adacur.first_stages.joined import SEPARATOR
+from adacur.first_stages.joined import parts_of
 from adacur.matching.bill import WallReached
 from adacur.matching.chances import Chances, Pace, RowChances, Worth
 from adacur.matching.one_table import OWN
@@ -57,9 +57,7 @@ class Running:
         plan = plan_search(self.index, 1, first=self.first, **options)
         self._plan = replace(plan, finish=(Above(self.above),))
         model = None if plan.model is None else plan.model.approximator
-        names = (self.first_name or "").split(SEPARATOR)
-        has_names = set(names) <= set(self.index.snapshot.named_stages)
-        stages = [self.index.first_stage(name) for name in names] if has_names else [cast(Placed, plan.first)]
+        stages = parts_of(plan.first) if isinstance(plan.first, Placed) else ()
         self._chances = Chances(self.above, stages, model if isinstance(model, GaussianModel) else None)
 
     @property

@@ -26,6 +26,7 @@ from adacur.matching.chances import Chances
 from adacur.matching.result import Found, one_each
 from adacur.protocols import Ranking
 from adacur.scorers import FunctionScorer
+from tests.living_world import Encoder
 
 RIGHT = [{"id": f"r{n}", "name": f"item {n} of colour {n % 5} and shape {n % 7}"} for n in range(10, 90)]
 LEFT = [{"id": f"l{n}", "name": f"the item {n} colour {n % 5}"} for n in range(10, 70, 2)]
@@ -381,6 +382,15 @@ def test_an_index_with_anchors_serves_as_the_right_side(tmp_path: Path) -> None:
     assert set(ids(from_object)) == {(row["id"], f"r{row['id'][1:]}") for row in LEFT}
     with pytest.raises(InputError):
         adacur.match(LEFT, built, above=1.5, right_text="{name}", **QUIET)
+
+
+@pytest.mark.parametrize("first", ["bm25", "dense", None])
+def test_a_row_may_start_from_one_first_stage_of_several(first: str | None) -> None:
+    items = [adacur.Item(row["id"], row["name"]) for row in RIGHT]
+    index = adacur.AnchorIndex.from_items(items, first=["bm25", "dense"], encoder=Encoder(), progress=False)
+    done = adacur.match(LEFT, index, scorer=Counted().scorer(), above=1.5, first=first, **QUIET)
+    assert ids(done)
+    assert set(ids(done)) <= {(row["id"], f"r{row['id'][1:]}") for row in LEFT}
 
 
 def test_learning_ends_rows_sooner_where_the_first_candidate_is_always_right() -> None:
