@@ -171,7 +171,7 @@ class Advice:
     def _scorer(self) -> Answer:
         if not self.is_judged:
             words = (
-                f"Whether it is worth its calls cannot be told {self._why_unjudged()}. Everything below is about "
+                f"Whether it is worth its calls is unknown {self._why_unjudged()}. Everything below is about "
                 "scoring what it likes best."
             )
             return Answer("scorer", "unknown", words)
@@ -179,16 +179,16 @@ class Advice:
         blended, own = (_rerank(self.first, least, fuse) for fuse in (weight_beside(self.first), 0.0))
         if way.budget:
             choice = "search" if way.method == "gaussian" else "blend" if way.fuse else "rerank"
-            words, rival = f"{_ADVISED[choice]} {self._beside(way)}", own if way.fuse else blended
+            words, rival = f"{_ADVISED[choice]} {self._against_none(way)}", own if way.fuse else blended
         else:
             way, rival = sorted((blended, own), key=lambda one: -self.gain(one).value)
             choice = "no" if self.gain(way).high < 2 * MATTERS else "unproven"
-            words = f"{_ADVISED[choice]} {self._beside(way)}"
+            words = f"{_ADVISED[choice]} {self._against_none(way)}"
         words += f" {_sentence(self._as_said(rival))}: {self.gain(rival).change()}."
         return Answer("scorer", choice, words, self.gain(way))
 
-    def _beside(self, way: Way) -> str:
-        """A way beside no call at all, in figures of the same queries."""
+    def _against_none(self, way: Way) -> str:
+        """A way against no call at all, in figures of the same queries."""
         n, quality, plain = self.figures(way)
         return (
             f"{JUDGED} {plain:.3f} by {self.alone.first} alone, 0 calls; {quality:.3f} by {self._as_said(way)}: "
@@ -345,7 +345,7 @@ def _row(values: list[Any], form: str) -> str:
 
 
 def table(advice: Advice) -> Mapping[str, Any]:
-    """Every figure behind the answers, for machines; those of judged quality are beside the first stages alone."""
+    """Every figure behind the answers, for machines; with judged quality those of the first stages alone."""
     measured, plan = advice.measured, advice.plan
     rows = []
     for name in measured.stages:

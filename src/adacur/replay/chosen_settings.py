@@ -187,12 +187,12 @@ def _course(rounds: Sequence[Round], *, k: int, budget: int, threshold: float) -
     calls = np.cumsum([len(scores) for scores in exact])
     found = np.cumsum([np.count_nonzero(scores >= threshold) for scores in exact])
     news = new_in_top_k(exact, k=k)
-    told = [
+    features = [
         stop_features([round_.expected_recall or 0.0], news[: at + 1], k=k, spent=calls[at] / budget)
         for at, round_ in enumerate(rounds)
     ]
     late = np.flatnonzero(calls >= min(k, calls[-1]))
-    return Course(np.array(told)[late], calls[late].astype(float), np.minimum(found, k)[late] / k)
+    return Course(np.array(features)[late], calls[late].astype(float), np.minimum(found, k)[late] / k)
 
 
 def learned_effort(courses: Sequence[Course], *, whole: FloatArray) -> EffortRule | None:
@@ -223,10 +223,10 @@ def _end(expected: FloatArray, most: float) -> int:
 
 def _fitted(courses: Sequence[Course]) -> FloatArray:
     """Weights of the loss, by logistic regression: the recall that ending after a round would have lost."""
-    told = np.concatenate([course.features[:-1] for course in courses])
+    features = np.concatenate([course.features[:-1] for course in courses])
     lost = np.concatenate([course.recalls[-1] - course.recalls[:-1] for course in courses])
-    scale = np.maximum(np.abs(told).max(axis=0), 1e-9)
-    weights = likeliest_weights(told / scale, lost, prior=np.full(len(scale), _RIDGE * len(told)))
+    scale = np.maximum(np.abs(features).max(axis=0), 1e-9)
+    weights = likeliest_weights(features / scale, lost, prior=np.full(len(scale), _RIDGE * len(features)))
     return np.asarray(weights / scale)
 
 

@@ -92,7 +92,7 @@ def evaluate(
     - methods, budgets, first: every combination is a run. A budget above the number of items is that number. Several
       first stages are also joined, which is where searches start by default, and each is a run alone, with 0 calls.
     - fuse: the first stage's weight in the order that is judged; by default as searches have it: 1 for a reranker (.5
-      beside BM25 alone), 0 for a function, known scores or a judge. Recall is of the scorer's own order.
+      from BM25 alone), 0 for a function, known scores or a judge. Recall is of the scorer's own order.
     - ks: recall at each of these; by default 1 and 10.
     - encoder: the dual encoder of the first stage "dense".
     - anchors, queries, items: how many to score: all items, or a sample of them that has everything judged relevant,

@@ -238,8 +238,8 @@ def judged_relevance(answers: Sequence[Hits], qrels: Qrels, *, anchors: AnchorSc
     ]
 
     def fitted(half: BoolArray) -> FloatArray:
-        told, came = (np.concatenate([own[at] for at in np.flatnonzero(half)]) for own in (signs, relevant))
-        return likeliest_weights(told, came, prior=_PRIOR, within=_BOUNDS)
+        features, came = (np.concatenate([own[at] for at in np.flatnonzero(half)]) for own in (signs, relevant))
+        return likeliest_weights(features, came, prior=_PRIOR, within=_BOUNDS)
 
     of_others = cross_fit(len(answers), fitted)
     stated = [chances(own, weights) for own, weights in zip(signs, of_others, strict=True)]

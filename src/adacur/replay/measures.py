@@ -117,7 +117,7 @@ def top_k_recall(found: Sequence[Hits], exact: FloatArray, *, k: int) -> FloatAr
     """
     check_k(k)
     if any(hits.trace.settings.get("method") == FirstOnly.name for hits in found):
-        raise InputError("Recall is told by exact scores, and hits of method 'first' have none. Use exact_scores.")
+        raise InputError("Recall is measured by exact scores, and hits of method 'first' have none. Use exact_scores.")
     exact = check_score_matrix(exact, n_queries=len(found))
     k = min(k, exact.shape[1])
     return recall_above(found, kth_best(exact, k), k=k)

@@ -118,7 +118,7 @@ def store(index: AnchorIndex, tuning: Tuning) -> None:
 def store_relevance(index: AnchorIndex, relevance: Relevance | None) -> None:
     """Let searches of an index read scores by this; without, by what is known, or by the anchor queries."""
     snapshot = index.snapshot
-    # What judgements told is not given up for anchor scores.
+    # What judgements say is not given up for anchor scores.
     relevance = relevance or snapshot.relevance() or Relevance.of_anchors(snapshot.anchors)
     if relevance is None:
         return

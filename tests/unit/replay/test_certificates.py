@@ -24,7 +24,7 @@ from tests.conftest import World, make_world
 
 @functools.cache
 def world_of(n_anchors: int = 80) -> tuple[World, AnchorIndex]:
-    """Queries that are all alike, so that what is learned of some holds for others."""
+    """Queries of one kind, so that what is learned of some holds for others."""
     world = make_world(n_items=240, n_anchors=n_anchors, n_test=60, rank=5, noise=0.8)
     return world, AnchorIndex(world.index, scorer=Metered(world.scorer))
 
