@@ -51,6 +51,8 @@ class JudgeScorer(RemoteScorer):
     - logprobs: False reads the answer itself, for models that give none: the score is 1 for the first answer
       and 0 for the second, or the grade. Anything but an answer is an error. Temperature and length of the answer are
       the server's own, unless `extra` says: such models often refuse both;
+    - samples: the answers per pair (the chat's `n`) whose mean is the score, without logprobs; all are paid for, and
+      only calls are counted;
     - extra: more fields for every request, such as {"chat_template_kwargs": {"enable_thinking": False}}; an index
       stores them, so no secrets here;
     - api_key: sent as a bearer token. Without it, OPENAI_API_KEY is read for openai.com, and likewise for DeepInfra,
@@ -71,6 +73,7 @@ class JudgeScorer(RemoteScorer):
         instruction: str | None = None,
         top_logprobs: int | None = None,
         logprobs: bool | None = None,
+        samples: int | None = None,
         extra: Mapping[str, Any] | None = None,
         api_key: str | None = None,
         concurrency: int = 8,
@@ -84,8 +87,13 @@ class JudgeScorer(RemoteScorer):
         if top_logprobs is None:
             listed = remembered.get("top_logprobs", "20")
             top_logprobs = int(listed) if listed.isdecimal() else 0
-        at_least(1, top_logprobs=top_logprobs)
-        self.logprobs = remembered.get("logprobs") != "none" if logprobs is None else logprobs
+        if samples is None and "samples" in remembered:
+            samples = int(remembered["samples"]) if remembered["samples"].isdecimal() else 0
+        at_least(1, top_logprobs=top_logprobs, samples=samples)
+        if samples is not None and logprobs:
+            raise InputError("samples are of a judge that is read without logprobs. Leave samples out, or logprobs.")
+        # None where logprobs make the score.
+        self.samples = (samples or 1) if logprobs is False or samples is not None else None
         given_prompt = prompt or remembered.get("prompt")
         self.instruction = instruction or remembered.get("instruction")
         self.answers = _checked_answers(answers, remembered)
@@ -99,9 +107,9 @@ class JudgeScorer(RemoteScorer):
             self.prompt = PairPrompt.of_format(usual, instruction=self.instruction or _TASK)
         else:
             self.prompt = PairPrompt.of_format(given_prompt, instruction=self.instruction)
-        self._top = top_logprobs if self.logprobs else None
+        self._top = top_logprobs if self.samples is None else None
         self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
-        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra]
+        decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra, self.samples]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
             name=self._name,
@@ -114,7 +122,7 @@ class JudgeScorer(RemoteScorer):
                 prompt=given_prompt,
                 instruction=self.instruction,
                 extra=self._extra,
-                logprobs=None if self.logprobs else "none",
+                samples=self.samples,
                 top_logprobs=None if self._top == 20 else self._top,
             ),
             settings=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
@@ -135,24 +143,32 @@ class JudgeScorer(RemoteScorer):
     def _body(self, batch: Sequence[Pair]) -> dict[str, Any]:
         messages = [{"role": "user", "content": self.render(query, item)} for query, item in batch]
         asked: dict[str, Any] = {"messages": messages, **({} if self.model is None else {"model": self.model})}
-        if not self.logprobs:
-            return asked
+        if self.samples is not None:
+            return {**asked, "n": self.samples} if self.samples > 1 else asked
         return {**asked, "max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": self._top}
 
     def _advice(self, answer: Answer) -> str:
         return f" {_ADVICE}" if "logprobs" in answer.text else ""
 
     def _scores_in(self, answer: Any, batch: list[Pair]) -> list[float]:
-        at = where(batch)
+        n_choices, at = self.samples or 1, where(batch)
         try:
-            (choice,) = answer["choices"]
-            _ = choice["index"]
+            choices = answer["choices"]
+            if 0 < len(choices) < n_choices:
+                raise self._failed(
+                    f"{self.url} gave {len(choices)} answers, and samples={n_choices} asks for that many: this server "
+                    f"may not know the chat's 'n'. Give samples=1.{at}"
+                )
+            if sorted(choice["index"] for choice in choices) != list(range(n_choices)):
+                raise LookupError
         except (LookupError, TypeError, ValueError) as error:
             raise self._failed(
                 f"A language model answers with a JSON object that has 'choices'; {self.url} answered "
                 f"{self._shown(json.dumps(answer))}. Is this the address of one?{at}"
             ) from error
-        return [self._read(choice, at) if self.logprobs else self._verdict(choice, at)]
+        if self.samples is None:
+            return [self._read(choices[0], at)]
+        return [sum(self._verdict(choice, at) for choice in choices) / n_choices]
 
     def _verdict(self, choice: Mapping[str, Any], at: str) -> float:
         """The grade of the answer that a choice is; of two answers without grades, the first is 1."""

@@ -355,11 +355,36 @@ def test_prose_is_refused_with_its_pair(body, told) -> None:
         assert "query 'q0' and item 'i0'" in str(caught.value)
 
 
+def test_samples_of_a_judge_that_changes_its_mind_are_averaged() -> None:
+    with answering(said("Yes", "No", "yes.", "Yes")) as server, open_judge(server.root, samples=4) as judge:
+        assert judge.score(PAIRS[:1]).tolist() == [0.75]
+        assert server.asked[0].body["n"] == 4
+    with answering(said("3", "2")) as server, open_judge(server.root, samples=2, answers=GRADES) as judge:
+        assert judge.score(PAIRS[:1]).tolist() == [2.5]
+
+
+def test_a_server_that_gives_too_few_samples_is_refused_with_advice() -> None:
+    with (
+        answering(said("Yes")) as server,
+        open_judge(server.root, samples=3) as judge,
+        pytest.raises(ScorerFailed) as caught,
+    ):
+        judge.score(PAIRS[:1])
+    assert "samples=1" in str(caught.value)
+
+
 def test_a_judge_that_is_read_is_another_scorer_and_opens_again_from_its_source() -> None:
-    with answering(said("No")) as server:
-        plain, read = open_judge(server.root), open_judge(server.root, logprobs=False)
-        assert plain.card.settings != read.card.settings
-        assert JudgeScorer(plain.card.source).card == plain.card
-        again = JudgeScorer(read.card.source, backoff=0.01)
-        assert again.card == read.card
-        assert again.score(PAIRS[:1]).tolist() == [0.0]
+    with answering(said("Yes", "No")) as server:
+        plain = open_judge(server.root)
+        judges = [plain, open_judge(server.root, logprobs=False), open_judge(server.root, samples=2)]
+        assert len({judge.card.settings for judge in judges}) == 3
+        for judge in judges:
+            assert JudgeScorer(judge.card.source).card == judge.card
+        again = JudgeScorer(judges[2].card.source, backoff=0.01)
+        assert again.score(PAIRS[:1]).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("options", [{"samples": 0}, {"samples": 2, "logprobs": True}])
+def test_a_judge_cannot_be_read_in_two_ways_or_where_nothing_is_said(options) -> None:
+    with pytest.raises(InputError):
+        open_judge("http://127.0.0.1/v1", **options)
