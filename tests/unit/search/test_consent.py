@@ -215,15 +215,15 @@ def test_the_option_to_paste_is_one_word_to_the_shell(wiki: Path, source: str, t
 def test_tables_and_json_of_a_folder_give_the_terminal_no_orders(capsys, monkeypatch, columns) -> None:
     from rich.table import Table
 
-    from adacur.cli.messages import plain, print_json, print_table, say
+    from adacur.cli.messages import plain, say, show
 
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
     text = "red \x1b]0;title\x07 \x9b31m \x7f \ud800 thing"
     (table := Table("item")).add_row(text)
-    print_table(table)
-    print_json({"text": text})
+    say(table)
+    show({"text": text}, as_json=True)
     say(plain(text))
     told = capsys.readouterr().out
     assert told.count("title") == 3
@@ -233,14 +233,14 @@ def test_tables_and_json_of_a_folder_give_the_terminal_no_orders(capsys, monkeyp
 
 
 def test_the_texts_of_a_folder_give_the_terminal_no_orders(wiki: Path, capsys) -> None:
-    from adacur.cli.messages import failed, note, print_table, say
+    from adacur.cli.messages import failed, note, say
 
     text = "red \x1b]0;title\x07 \x1b[31m \x9b31m \r thing"
     for write in (say, note, failed):
         write(text)
     table = Table("item")
     table.add_row(Text(text))
-    print_table(table)
+    say(table)
     told = "".join(capsys.readouterr())
     assert "title" in told
     assert not set(told) & {"\x1b", "\x9b", "\x07", "\r"}

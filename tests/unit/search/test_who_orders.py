@@ -109,7 +109,7 @@ def test_judgements_that_left_the_order_to_the_scorer_are_not_overruled_by_what_
     from adacur.search.tuned import GaussianSettings, Judged, Mean, Tuning
 
     index, mean = over(world, "onnx"), Mean(0.5, 0.4, 0.6)
-    judged = Judged("nDCG@10", 40, 40, 0.0, None, chosen=mean, plain=mean, gain=mean, rerank=mean, alone=mean)
+    judged = Judged("nDCG@10", 40, 40, 0.0, chosen=mean, plain=mean, gain=mean, rerank=mean, alone=mean)
     tuning = Tuning(k=5, budget=40, settings=GaussianSettings(), first="noisy", n_queries=40, judged=judged)
     index.snapshot.tunings = (tuning,)
     assert weight(index.search(world.test[0], 5, budget=40)) == 0.0
