@@ -20,16 +20,11 @@ def run() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
-    from adacur.cli.app import Interrupted, app
-    from adacur.cli.messages import explained, failed, interrupted
+    from adacur.cli.app import app
+    from adacur.cli.messages import explained, failed
 
     try:
         app(arguments, prog_name="adacur")
-    except Interrupted as stop:
-        if debug:
-            traceback.print_exc()
-        interrupted(stop.command, stop.kept)
-        sys.exit(130)
     except BrokenPipeError:
         # The reader left (as `head` does): nothing more to say, and nothing to flush at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

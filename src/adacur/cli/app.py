@@ -16,7 +16,7 @@ from adacur.cli.evaluate import evaluate
 from adacur.cli.index_commands import add, compact, compress, remove
 from adacur.cli.inspect import inspect
 from adacur.cli.match import match
-from adacur.cli.messages import say, warnings_as_notes
+from adacur.cli.messages import KEPT, note, say, warnings_as_notes
 from adacur.cli.search import find, search
 from adacur.cli.try_ import try_
 from adacur.cli.tune import tune
@@ -25,14 +25,7 @@ from adacur.names import COMMANDS, INDEX_COMMANDS, named
 # All in all at most sixteen, and `adacur --help` fits a screen: the first sentence of each is short.
 _COMMANDS = (search, find, match, try_, build, tune, evaluate, inspect, *map(named, COMMANDS), demo)
 _INDEX = (add, remove, compact, compress, *map(named, INDEX_COMMANDS))
-
-
-class Interrupted(Exception):
-    """Ctrl-C in `command`; `kept` is what the command says about it."""
-
-    def __init__(self, command: str | None, kept: str = "") -> None:
-        super().__init__(command)
-        self.command, self.kept = command, kept
+_CONTINUED = {"build", "evaluate", "match", "try"}
 
 
 class _Commands(TyperGroup):
@@ -41,8 +34,10 @@ class _Commands(TyperGroup):
             with warnings_as_notes():
                 return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            # typer would end the process here without a word about what is kept.
-            raise Interrupted(ctx.invoked_subcommand, str(error)) from error
+            # typer would end the process here without a word about what is kept, which some commands say themselves.
+            kept = str(error) or (KEPT if ctx.invoked_subcommand in _CONTINUED else "")
+            note(f"Interrupted. {kept}".rstrip())
+            raise typer.Exit(130) from None
 
 
 def _group(commands: Iterable[Callable[..., None]], **options: Any) -> typer.Typer:

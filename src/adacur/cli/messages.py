@@ -24,7 +24,6 @@ from adacur.errors import AdacurError
 from adacur.results import Hits
 
 KEPT = "What is finished is kept: run the same command again to continue."
-_CONTINUED = {"build", "evaluate", "match", "try"}
 
 
 class _PlainConsole(Console):
@@ -135,11 +134,6 @@ def explained(error: Exception) -> str:
         return f"Reading or writing failed: {error}. Is there space on the disk? --debug shows where it happened."
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"Something unexpected happened, {what}. Run the command again with --debug to see where."
-
-
-def interrupted(command: str | None = None, kept: str = "") -> None:
-    """Print what to know after Ctrl-C; `kept` is what the command says about it."""
-    note(f"Interrupted. {kept or (KEPT if command in _CONTINUED else '')}".rstrip())
 
 
 @contextlib.contextmanager
