@@ -23,17 +23,19 @@ from adacur.records import Query
 from adacur.results import Round
 from adacur.search.stopping import Standing
 
-# Signs of a pair: a constant; of the first stages, the logarithm of its best rank, and its score as a share of the best
-# one's, the mean over the stages that list it; how many rows matched the right one before; how far it is predicted
-# above the line, where a model predicts. Of its row: whether it has a pair, and how many more; how many were scored.
-SIGNS = ("constant", "rank", "share of best", "taken", "predicted", "found", "more found", "scored")
-_LISTS, _TAKEN, _PREDICTED, _FOUND = slice(1, 3), 3, 4, 5
-# Of validation rows of abt-buy, walmart-amazon and mondo.
-PRIOR = np.array([-2.5, -2.0, 2.5, -1.2, 0.4, -0.4, 2.4, 0.4])
+# Signs of a pair: a constant; of the first stages, the logarithms of its best rank and of its mean rank, how far its
+# score stands out among the best 100 and its share of the best one's, means over the stages that list it; how many rows
+# matched the right one before; how far it is predicted above the line, where a model predicts. And of its row: whether
+# it has a pair, and how many more; how far its best score lies below the line where it has none; how many were scored.
+OF_LISTS = ("best rank", "mean rank", "stands out", "share of best")
+SIGNS = ("constant", *OF_LISTS, "taken", "predicted", "found", "more found", "near miss", "scored")
+_LISTS, _TAKEN, _PREDICTED, _FOUND = slice(1, 5), 5, 6, 7
+# Fitted to validation rows of abt-buy, walmart-amazon and mondo, each with equal weight.
+PRIOR = np.array([-3.5, -1.1, -0.9, 0.4, 2.1, -1.2, 0.4, -0.4, 2.4, -0.1, 0.4])
 # How far other tables' weights may be off.
-_SPREAD = np.array([4.0, 1.0, 4.0, 1.0, 0.4, 1.2, 0.8, 0.7])
+_SPREAD = np.array([2.0, 0.5, 0.5, 0.3, 1.5, 1.0, 0.4, 1.2, 0.8, 0.4, 0.7])
 # First-stage scores that are compared.
-_COMPARED = 100
+_COMPARED, _MOST_OUT = 100, 8.0
 _BEYOND = np.log1p(1000.0)
 _FARTHEST = 4.0
 _NEWTON_STEPS = 12
@@ -167,7 +169,7 @@ class RowChances:
         """Signs of some pairs of a row."""
         row = self.rows[at]
         signs = np.empty((len(positions), len(SIGNS)))
-        signs[:] = row.own_signs()
+        signs[:] = row.own_signs(self._of.above, self._of.unit)
         signs[:, _LISTS] = row.signs[_places(row.listed, positions)]
         signs[:, _TAKEN] = self._times[_places(self._taken, positions)]
         if self._predicted is not None:
@@ -177,7 +179,7 @@ class RowChances:
     def _log_odds(self, at: int) -> FloatArray:
         """Of all items: most are listed by no first stage, and differ by their predictions alone."""
         row, weights = self.rows[at], self._of.weights
-        own = float(row.own_signs() @ weights)
+        own = float(row.own_signs(self._of.above, self._of.unit) @ weights)
         by_lists = row.signs @ weights[_LISTS]
         values = np.full(self._n_items, own + by_lists[-1])
         values[row.listed] = own + by_lists[:-1]
@@ -198,19 +200,24 @@ class _Row:
 
     def __init__(self, lists: Sequence[IntArray], scored: Sequence[Ranking]) -> None:
         self.listed = np.unique(np.concatenate([*lists, np.empty(0, np.intp)])).astype(np.intp)
-        logs, share = np.full((len(lists), len(self.listed) + 1), _BEYOND), np.zeros((len(lists), len(self.listed) + 1))
-        for stage, (some, (positions, scores)) in enumerate(zip(lists, scored, strict=True)):
+        logs = np.full((len(lists), len(self.listed) + 1), _BEYOND)
+        for stage, some in enumerate(lists):
             logs[stage, np.searchsorted(self.listed, some)] = np.log1p(np.arange(len(some)))
+        out, share = np.zeros((2, len(scored), len(self.listed) + 1))
+        for stage, (positions, scores) in enumerate(scored):
             if len(scores):
-                of_best = np.asarray(scores, np.float64) / (float(np.abs(scores).max()) or 1.0)
-                share[stage] = of_best[-1]
-                share[stage, np.searchsorted(self.listed, positions)] = of_best
+                values = np.asarray(scores, np.float64)
+                away = (values - values.mean()) / (float(values.std()) or 1.0)
+                for kept, of_stage in ((out, away), (share, values / (float(np.abs(values).max()) or 1.0))):
+                    kept[stage] = of_stage[-1]
+                    kept[stage, np.searchsorted(self.listed, positions)] = of_stage
+        out = np.clip(out, -_MOST_OUT, _MOST_OUT)
         # The last is for what no stage lists. Of other items a stage that does not list them says nothing.
-        best = logs.min(axis=0)
-        says = (logs < _BEYOND) | (best == _BEYOND)
-        self.signs, self._lists = np.stack([best, (share * says).sum(axis=0) / says.sum(axis=0)], axis=1), lists
+        says = (logs < _BEYOND) | (logs.min(axis=0) == _BEYOND)
+        means = ((of * says).sum(axis=0) / says.sum(axis=0) for of in (logs, out, share))
+        self.signs, self._lists = np.stack([logs.min(axis=0), *means], axis=1), lists
         self._scores: list[float] = []
-        self._found = 0
+        self._found, self._best = 0, -np.inf
 
     def ranks_of(self, positions: IntArray) -> list[int | None]:
         """The ranks, from 1, of some items among what the first stages list, joined by reciprocal ranks."""
@@ -223,6 +230,7 @@ class _Row:
     def scored(self, exact: FloatArray, above: float) -> None:
         self._scores += exact.tolist()
         self._found += int(np.count_nonzero(exact >= above))
+        self._best = max(self._best, float(exact.max()))
 
     def unit(self, learned: float | None) -> float | None:
         """What scores differ by; None while nothing tells."""
@@ -230,11 +238,13 @@ class _Row:
             return learned if self._scores else None
         return float(np.std(self._scores)) or None
 
-    def own_signs(self) -> FloatArray:
+    def own_signs(self, above: float, learned: float | None) -> FloatArray:
         """The signs that all pairs of the row share; 0 for the others."""
-        signs = np.zeros(len(SIGNS))
-        signs[0], signs[_FOUND] = 1.0, float(self._found > 0)
-        signs[_FOUND + 1 :] = np.log1p(max(0, self._found - 1)), np.log1p(len(self._scores))
+        signs, unit = np.zeros(len(SIGNS)), self.unit(learned)
+        signs[0], signs[_FOUND], signs[_FOUND + 1] = 1.0, float(self._found > 0), np.log1p(max(0, self._found - 1))
+        if unit is not None and not self._found:
+            signs[_FOUND + 2] = max(-_FARTHEST, (self._best - above) / unit)
+        signs[_FOUND + 3] = np.log1p(len(self._scores))
         return signs
 
 
