@@ -104,8 +104,11 @@ def test_an_engine_is_served(shop: Path) -> None:
         assert found["calls"] == 20
         assert all(hit["metadata"]["parity"] == 1 for hit in found["hits"])
         assert len(found["trace"][0]["items"]) > 0
-        both = {"query": QUESTION, "filter": {"metadata": {"parity": 1}, "ids": ["1"]}}
-        assert client.post("/v1/search", json=both).status_code == 422
+        # Before anything is paid for.
+        for path, asked in (("/v1/search", {"query": QUESTION}), ("/v1/find", {"query": QUESTION, "above": 0.0})):
+            for refused in ({"filter": {"metadata": {"parity": 1}, "ids": ["1"]}}, {"explain": True}):
+                answer = client.post(path, json=asked | refused)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_request")
         (described,) = client.get("/v1/indexes").json()["indexes"]
         assert described["methods"] == ["gaussian", "rerank", "first"]
         assert client.get("/v1/indexes/as_it_is/recall").status_code == 404

@@ -54,6 +54,10 @@ class SearchRequest:
         self.trace: bool = given.get("trace", False)
         self.explain: bool = given.get("explain", False)
         self.is_filtered = bool(given.get("filter"))
+        if not served.index.snapshot.in_memory and (given.get("filter") or {}).get("ids") is not None:
+            raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
+        if not served.index.snapshot.in_memory and self.explain:
+            raise Refusal(422, "invalid_request", "Hits of items that live in a vector engine cannot be explained.")
         self._plan, self._lock = cache(plan), threading.Lock()
 
     def plan(self) -> Plan:
@@ -92,18 +96,14 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     if "k" not in body:
         # The default k must not be refused for a small budget.
         given["k"] = min(given["k"], given["budget"])
-    filter_ = given.get("filter") or {}
     if method == "exact":
         # It spends a call on every item.
-        n_calls = len(one.index) if filter_.get("ids") is None else len(set(filter_["ids"]))
+        ids = (given.get("filter") or {}).get("ids")
+        n_calls = len(one.index) if ids is None else len(set(ids))
         if n_calls > (most := settings.max_budget):
             rule = f"Exact search scores all {n_calls} items; a search may cost at most {most} calls here."
             raise Refusal(422, "budget_over_limit", f"{rule} Filter by ids, or use another method.")
         given["budget"] = body.get("budget")
-    if not snapshot.in_memory and filter_.get("ids") is not None:
-        raise Refusal(422, "invalid_request", "The items of this index can be filtered by metadata, not by ids.")
-    if not snapshot.in_memory and given.get("explain"):
-        raise Refusal(422, "invalid_request", "Hits of items that live in a vector engine cannot be explained.")
     options = search_options(one.index, **_limits(given), **{name: given.get(name) for name in _OPTIONS})
     return SearchRequest(
         one, given, k=given["k"], method=method, plan=partial(plan_search, one.index, given["k"], **options)
@@ -113,7 +113,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
 def find_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: ServerSettings) -> SearchRequest:
     """As `plan_of`, for all items above a line."""
     one = named_index(served, body.get("index"))
-    given = {"budget": min(FIND_CALLS, settings.max_budget), **body}
+    given = {**body, "budget": body.get("budget") or min(FIND_CALLS, settings.max_budget)}
     options = find_options(**{option.name: given.get(option.name) for option in FIND_OPTIONS} | _limits(given))
     return SearchRequest(one, given, k=ABOUT, method="find", plan=partial(plan_find, one.index, **options))
 
