@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from adacur import AnchorIndex, Gaussian, Item
-from adacur.extras.server import ServerSettings, create_app
+from adacur.extras.server import ServerSettings, create_app, indexes
 from adacur.extras.server.running import server_log
 from adacur.scorers import FunctionScorer
 from adacur.search import METHODS
@@ -161,6 +162,17 @@ def test_who_asks_for_nothing_special_stays_within_the_limits():
     with TestClient(create_app({"w": world_index()}, settings=settings(max_k=2))) as client:
         found = client.post("/v1/search", json={"query": "a ship"}).json()["results"][0]
         assert (found["calls"], len(found["hits"])) == (100, 2)
+
+
+@pytest.mark.parametrize("budget", [{}, {"budget": None}])
+def test_a_find_that_names_no_budget_stays_within_the_limit(budget):
+    scorer = TextScorer()
+    with TestClient(create_app({"w": world_index(scorer)}, settings=settings(max_budget=20))) as client:
+        asked = {"query": "a ship", "above": -100.0, **budget}
+        assert client.post("/v1/find", json=asked).json()["results"][0]["calls"] == scorer.pairs == 20
+        # A recall of 1 takes all items.
+        assert client.post("/v1/find", json=asked | {"recall": 1}).status_code == 422
+    assert scorer.pairs == 20
 
 
 def test_exact_search_needs_no_budget_and_keeps_the_limit(client):
@@ -767,10 +779,10 @@ def test_a_server_is_ready_when_its_scorer_is_open():
         assert client.get("/readyz").json() == {"status": "ready"}
 
 
-async def gathered(app: Any, *bodies: dict[str, Any]) -> list[httpx.Response]:
+async def gathered(app: Any, *bodies: dict[str, Any], path: str = "/v1/search") -> list[httpx.Response]:
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client:
-        return await asyncio.gather(*(client.post("/v1/search", json=body) for body in bodies))
+        return await asyncio.gather(*(client.post(path, json=body) for body in bodies))
 
 
 async def test_a_hundred_clients_at_once_share_calls_and_get_the_answers_of_one():
@@ -823,6 +835,29 @@ async def test_whoever_comes_when_all_places_are_taken_is_asked_to_come_back():
             assert error_of(response) == "too_busy"
             assert int(response.headers["retry-after"]) >= 1
     assert [response.status_code for response in await gathered(app, bodies[0])] == [200]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_is_planned_in_its_turn(monkeypatch, stream):
+    # A find may replay anchor queries before its first call.
+    lock, overlaps, plan = threading.Lock(), [], indexes.plan_find
+
+    def slow(*given: Any, **options: Any) -> Any:
+        overlaps.append(not lock.acquire(blocking=False))
+        time.sleep(0.02)
+        if not overlaps[-1]:
+            lock.release()
+        return plan(*given, **options)
+
+    monkeypatch.setattr(indexes, "plan_find", slow)
+    app = create_app({"w": world_index()}, settings=settings(concurrency=1, queue=9))
+    bodies = [{"query": f"a ship and {at}", "above": 5.0, "budget": 5, "stream": stream} for at in range(5)]
+    responses = await gathered(app, *bodies, path="/v1/find")
+    assert [response.status_code for response in responses] == [200] * 5
+    assert overlaps == [False] * 5
+    app = create_app({"w": world_index()}, settings=settings(seconds=0.01))
+    (late,) = await gathered(app, bodies[0], path="/v1/find")
+    assert (late.status_code, error_of(late)) == (504, "out_of_time")
 
 
 async def test_indexes_with_one_scorer_share_its_calls():

@@ -195,10 +195,7 @@ class _Server:
         if given.get("stream") or "text/event-stream" in request.headers.get("accept", ""):
             if given.get("query") is None:
                 raise Refusal(422, "invalid_request", "A stream answers one query: give query, not queries.")
-            self.turns.check()
-            plan = await asyncio.to_thread(asked.plan)
-            ended = partial(self._count, request, searches)
-            return SearchStream(searches[0], turns=self.turns, settings=plan.settings(), ended=ended)
+            return SearchStream(searches[0], turns=self.turns, ended=partial(self._count, request, searches))
         try:
             work = partial(search_all, searches)
             results = await self.turns.run(work, receive=request.receive, seconds=self.settings.seconds)

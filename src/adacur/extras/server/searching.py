@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import accumulate
 from typing import Any
@@ -22,6 +22,7 @@ from adacur.extras.server.shared_loop import stepped
 from adacur.protocols import Items
 from adacur.records import Query
 from adacur.results import Hits, Round, Trace
+from adacur.search.plan import Plan
 
 _SECONDS_TO_READ = 30.0
 _TITLE_CHARS = 80
@@ -49,13 +50,22 @@ class Search:
         """Seconds left to its request."""
         return max(0.0, self.seconds - (time.monotonic() - self._started))
 
+    async def planned(self) -> Plan:
+        """What this search does; that of a find may take a replay of the anchor queries."""
+        async with asyncio.timeout(self.seconds_left):
+            return await asyncio.to_thread(self.request.plan)
+
+    def too_late(self) -> Refusal:
+        """The error of a request whose time is over before anything was scored."""
+        message = f"Nothing was scored within {self.seconds:g} s. Ask for less, or try again later."
+        return Refusal(504, "out_of_time", message)
+
     async def rounds(self, *, every_round: bool = True) -> AsyncGenerator[Hits]:
         """Search to the end, or until the time of the request is over: the hits after each round, or the last."""
         request = self.request
         self.stopped = "unfinished"
         try:
-            async with asyncio.timeout(self.seconds_left):
-                plan = await asyncio.to_thread(request.plan)
+            plan = await self.planned()
             # All requests of a scorer step in one loop.
             steps = stepped(
                 request.served.index,
@@ -86,8 +96,7 @@ class Search:
         except TimeoutError as error:
             self.stopped = "deadline"
             if self.last is None:
-                message = f"Nothing was scored within {self.seconds:g} s. Ask for less, or try again later."
-                raise Refusal(504, "out_of_time", message) from error
+                raise self.too_late() from error
         except Exception as error:
             for hits in getattr(error, "hits", ()):
                 self._note(hits)
@@ -184,18 +193,21 @@ class SearchStream(EventSourceResponse):
     error status.
     """
 
-    def __init__(
-        self, search: Search, *, turns: Turns, settings: dict[str, Any], ended: Callable[[Exception | None], None]
-    ) -> None:
+    def __init__(self, search: Search, *, turns: Turns, ended: Callable[[Exception | None], None]) -> None:
         # A proxy that buffers the whole answer would spoil the stream.
         super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._search = search
         self._turns = turns
-        self._settings = settings
+        self._settings: Mapping[str, Any] = {}
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def stream() -> None:
+            try:
+                # In its turn, and before the status is sent.
+                self._settings = (await self._search.planned()).settings()
+            except TimeoutError as error:
+                raise self._search.too_late() from error
             try:
                 async with asyncio.timeout(self._search.seconds_left + _SECONDS_TO_READ):
                     await self.stream_response(send)
