@@ -7,8 +7,8 @@ from typing import Any
 import ir_datasets
 
 from adacur.data import JudgedCollection
+from adacur.data.file_rows import warn_left_out
 from adacur.data.files import joined
-from adacur.data.rows import warn_left_out
 from adacur.errors import FetchError, InputError, UnknownName
 from adacur.records import Item, Query
 from adacur.spelling import did_you_mean

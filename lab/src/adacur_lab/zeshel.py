@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from adacur.data.collections import JudgedCollection
+from adacur.data.file_rows import existing, json_lines, open_text, reading, warn_left_out
 from adacur.data.files import joined
-from adacur.data.rows import existing, json_lines, open_text, reading, warn_left_out
 from adacur.data.splits import QuerySplit, split_queries
 from adacur.errors import DuplicateId, EmptyInput, FileFormatError, UnknownName
 from adacur.records import Item, Query

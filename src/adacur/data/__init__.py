@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from adacur.data.catalogue import Asset, cache_folder, describe, fetch, names
 from adacur.data.collections import JudgedCollection, mondo, read_beir, wikivital
+from adacur.data.file_rows import DataWarning
 from adacur.data.files import ItemFile, as_items, read_items, read_qrels, read_queries, write_queries
 from adacur.data.passages import Passages
 from adacur.data.pseudo_queries import pseudo_queries
-from adacur.data.rows import DataWarning
 from adacur.data.splits import QuerySplit, split_queries
 
 __all__ = [

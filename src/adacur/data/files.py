@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from adacur.data.rows import DataWarning, existing, find_file, listed, open_text, reading, rows, warn_left_out
+from adacur.data.file_rows import DataWarning, existing, find_file, listed, open_text, reading, rows, warn_left_out
 from adacur.errors import DuplicateId, EmptyInput, FileFormatError, InputError, UnknownOption
 from adacur.records import Item, Query, check_texts
 from adacur.spelling import did_you_mean

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from adacur.data import ItemFile, JudgedCollection, pseudo_queries, read_qrels, read_queries, split_queries
-from adacur.data.rows import FORMATS
+from adacur.data.file_rows import FORMATS
 from adacur.errors import FileFormatError, InputError
 from adacur.records import Item, ItemList, Query
 from adacur.replay.measures import Qrels, can_judge, telling_queries

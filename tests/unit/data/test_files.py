@@ -324,7 +324,7 @@ def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path, bad, read) -> 
 
 @pytest.mark.parametrize("name", ["items.jsonl", "items.json", "items.csv", "items.txt", "items.jsonl.gz"])
 def test_a_line_too_long_for_the_memory_is_refused(tmp_path, monkeypatch, name) -> None:
-    monkeypatch.setattr("adacur.data.rows.LONGEST_LINE", 100)
+    monkeypatch.setattr("adacur.data.file_rows.LONGEST_LINE", 100)
     path = write(tmp_path / name, "\n" + "\0" * 101)
     for read in (read_items, read_qrels):
         with pytest.raises(FileFormatError) as refused:
@@ -345,8 +345,8 @@ def test_what_is_no_file_is_never_waited_for(tmp_path) -> None:
 
 
 def test_a_cell_or_an_array_without_end_is_refused_and_blank_lines_take_no_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("adacur.data.rows._LONGEST_CELL", 100)
-    monkeypatch.setattr("adacur.data.rows._LONGEST_ARRAY", 100)
+    monkeypatch.setattr("adacur.data.file_rows._LONGEST_CELL", 100)
+    monkeypatch.setattr("adacur.data.file_rows._LONGEST_ARRAY", 100)
     (tmp_path / "cell.csv").write_text('id,text\na,"' + "word\n" * 100)
     before = csv.field_size_limit()
     with pytest.raises(FileFormatError):
