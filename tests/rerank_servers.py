@@ -52,6 +52,7 @@ class Reply:
     after: float = 0.0
     drip: float = 0.0
     breaks: str | None = None
+    reason: str | None = None
 
 
 class Trouble:
@@ -240,7 +241,7 @@ def _handler(server: LoopbackServer) -> type[BaseHTTPRequestHandler]:
             finally:
                 server.left(reply.status)
             content = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
-            self.send_response(reply.status)
+            self.send_response(reply.status, reply.reason)
             for name, value in {"Content-Type": "application/json", **reply.headers}.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))

@@ -245,8 +245,8 @@ class RemoteScorer(Closing):
         try:
             # The client's own timeouts start anew with every byte; a request's must not.
             async with asyncio.timeout(self._timeout), client.stream("POST", self.url, content=content) as coming:
-                # JSON is UTF-8, and a server may name any codec that Python has.
-                text = (await self._bytes_of(coming)).decode(errors="replace")
+                # JSON is UTF-8, perhaps with a byte order mark, and a server may name any codec that Python has.
+                text = (await self._bytes_of(coming)).decode("utf-8-sig", errors="replace")
         except TimeoutError as error:
             advice = "Is it overloaded? Raise timeout=, or lower batch_size= or concurrency=."
             raise _NoAnswer(f"{self.url} gave no answer within {self._timeout:g} s. {advice}") from error
@@ -254,7 +254,8 @@ class RemoteScorer(Closing):
             raise _NoAnswer(f"No server can be reached at {self.url}: {error}. Is it running?") from error
         except httpx2.RequestError as error:
             raise _NoAnswer(f"{self.url} broke off: {type(error).__name__}: {error}.") from error
-        status = f"{coming.status_code} {coming.reason_phrase}"
+        # Not the server's own phrase, which may be of any length.
+        status = f"{coming.status_code} {httpx2.codes.get_reason_phrase(coming.status_code)}"
         says = f"{status}: {self._shown(text)}."
         if coming.status_code >= 500 or coming.status_code in _TRY_AGAIN:
             wait = _retry_after(coming.headers.get("retry-after", ""))
@@ -344,7 +345,7 @@ def checked_extra(
     try:
         given = json.loads(remembered.get("extra", "{}")) if extra is None else extra
         fields: dict[str, Any] = json.loads(json.dumps(dict(given), allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"extra must be a mapping from names of fields to values that JSON has: {error}.") from error
     if both := sorted(taken & fields.keys()):
         raise InputError(f"extra must not have fields that are set here; got {both[0]!r}. Is there an option for it?")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
 import multiprocessing
 import pickle
@@ -227,6 +228,20 @@ def test_json_that_breaks_off_is_asked_for_again() -> None:
         server.reply = always(body=cut.body)
         with pytest.raises(ScorerFailed, match=r"3.*'q0'"):
             scorer.score(PAIRS[:1])
+
+
+def test_a_byte_order_mark_before_json_is_no_fault() -> None:
+    body = b"\xef\xbb\xbf" + json.dumps([{"index": 0, "score": 0.5}]).encode()
+    with RerankServer("tei", reply=always(body=body)) as server, open_scorer(server) as scorer:
+        assert scorer.score(PAIRS[:1]).tolist() == [0.5]
+
+
+def test_a_phrase_of_the_server_is_not_repeated() -> None:
+    reply = always(400, b"no luck", reason="x" * 10_000)
+    with RerankServer("tei", reply=reply) as server, pytest.raises(ScorerFailed) as caught:
+        open_scorer(server).score(PAIRS[:1])
+    assert "400 Bad Request: no luck" in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
