@@ -84,11 +84,8 @@ class JudgeScorer(RemoteScorer):
     ) -> None:
         address = Address.of(url, JUDGE)
         remembered = address.remembered
-        if top_logprobs is None:
-            listed = remembered.get("top_logprobs", "20")
-            top_logprobs = int(listed) if listed.isdecimal() else 0
-        if samples is None and "samples" in remembered:
-            samples = int(remembered["samples"]) if remembered["samples"].isdecimal() else 0
+        top_logprobs = _count_in(remembered, "top_logprobs", 20) if top_logprobs is None else top_logprobs
+        samples = _count_in(remembered, "samples", None) if samples is None else samples
         at_least(1, top_logprobs=top_logprobs, samples=samples)
         if samples is not None and logprobs:
             raise InputError("samples are of a judge that is read without logprobs. Leave samples out, or logprobs.")
@@ -108,7 +105,7 @@ class JudgeScorer(RemoteScorer):
         else:
             self.prompt = PairPrompt.of_format(given_prompt, instruction=self.instruction)
         self._top = top_logprobs if self.samples is None else None
-        self._extra = checked_extra(extra, remembered, taken=frozenset(self._body([])))
+        self._extra = checked_extra(extra, remembered, taken=frozenset({*self._body([]), "n"}))
         decides = [self.prompt.text, list(self.answers.items()), self._top, self._extra, self.samples]
         is_usual = tuple(self.answers) == ANSWERS
         self.card = ScorerCard(
@@ -243,6 +240,12 @@ def _plain(token: str) -> str:
     return token.strip(" \t\r\n▁Ġ").casefold()
 
 
+def _count_in(remembered: Mapping[str, str], name: str, usual: int | None) -> int | None:
+    """A count that a URL remembers; 0, which is refused, for one that cannot be meant."""
+    text = remembered.get(name)
+    return usual if text is None else int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+
+
 def _checked_answers(
     answers: Sequence[str] | Mapping[str, float] | None, remembered: Mapping[str, str]
 ) -> dict[str, float | None]:
@@ -250,7 +253,7 @@ def _checked_answers(
     if answers is None:
         try:
             answers = json.loads(remembered["answers"]) if "answers" in remembered else ANSWERS
-        except ValueError:
+        except (ValueError, RecursionError):
             answers = ()
     grades: dict[str, float | None] = {}
     if isinstance(answers, Mapping):

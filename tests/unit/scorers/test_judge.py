@@ -242,12 +242,22 @@ def test_the_key_is_not_shown_and_that_of_the_environment_goes_to_its_service_on
         ({"prompt": "{query}{item}", "instruction": "x"}, r"\{instruction\}"),
         ({"prompt": "{instruction}{query}{item}"}, r"\{instruction\}"),
         ({"extra": {"max_tokens": 5}}, "'max_tokens'"),
+        ({"extra": {"n": 3}, "logprobs": False}, "'n'"),
         ({"top_logprobs": 0}, "top_logprobs"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options, told) -> None:
     with pytest.raises(InputError, match=told):
         open_judge("http://127.0.0.1/v1", model="m", **options)
+
+
+@pytest.mark.parametrize(
+    "remembered",
+    ["top_logprobs=" + "9" * 5000, "samples=many", "samples=" + "9" * 5000, "answers=" + "[" * 100_000, "extra=["],
+)
+def test_an_address_that_remembers_nonsense_is_refused(remembered) -> None:
+    with pytest.raises(InputError):
+        JudgeScorer(f"http://127.0.0.1/v1#kind=judge&{remembered}")
 
 
 def changed(**fields):
