@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 
 import adacur
 from adacur import AnchorIndex
+from adacur.errors import InputError
 from adacur.extras.server.mcp import create_server
 from tests.functional.commands import here
 from tests.living_world import Counted, build, item, query, score
@@ -153,6 +154,12 @@ def test_what_nobody_asked_for_keeps_to_the_largest_budget(
     assert (len(answer["hits"]), answer["calls"]) == (hits, calls)
     shown = tool.input_schema["properties"]
     assert (shown["k"]["default"], shown["budget"]["default"]) == (hits, calls)
+
+
+@pytest.mark.parametrize("max_budget", ["many", 0, 1.5])
+def test_a_largest_budget_that_counts_nothing_is_refused(index: AnchorIndex, max_budget: Any) -> None:
+    with pytest.raises(InputError, match="max_budget"):
+        create_server(index, max_budget=max_budget)
 
 
 def test_options_that_do_not_go_together_are_refused_before_anything_is_served(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from adacur import __version__
 from adacur.as_json import certified, hit_rows
+from adacur.budget import at_least
 from adacur.errors import EngineRefused, InputError, NonFiniteScore, ScorerError, UnknownName
 from adacur.options import FIND_OPTIONS, SEARCH_OPTIONS
 from adacur.requirements import require
@@ -52,6 +53,7 @@ def create_server(
 
     A search that is refused is an error of the tool, which the model can read.
     """
+    at_least(1, k=k, budget=budget, max_budget=max_budget)
     require("mcp", extra="mcp")
     server = require("mcp.server.lowlevel", extra="mcp")
     types, jsonschema = require("mcp_types", extra="mcp"), require("jsonschema", extra="mcp")
