@@ -293,6 +293,19 @@ def test_a_hosts_own_filter_is_refused_over_an_engine(kind: str, table: str) -> 
         ask()
 
 
+@pytest.mark.parametrize("kind", ["llama-index", "haystack"])
+def test_two_filters_at_once_are_refused(kind: str, path: Path, scorer: Metered) -> None:
+    host = HOSTS[kind]()
+
+    def ask() -> None:
+        host.open(path, k=5, scorer=scorer, check=False, filter={"kind": "ship"}, **host.only("ship"))
+        host.retrieve(QUERY)
+
+    with pytest.raises(InputError):
+        ask()
+    assert scorer.calls == 0
+
+
 def test_a_filter_that_nothing_passes_finds_nothing_and_costs_nothing(host: Host, path: Path, scorer: Metered) -> None:
     host.open(path, k=5, budget=20, scorer=scorer, check=False, **host.only("volcano"))
 

@@ -116,6 +116,18 @@ def test_every_hour_a_few_pairs_are_asked_again() -> None:
     assert service.calls == [8, 8, 8, 8]
 
 
+def test_a_changed_scorer_goes_on_searching_unless_refusal_is_asked_for() -> None:
+    service = Service()
+
+    async def checked() -> None:
+        server, watch, *_ = watching({"small": world_index(service)})
+        service.version = "other"
+        assert not (await watch.check(server.served["small"])).allowed
+        watch.refuse_if_changed(server.served["small"])
+
+    asyncio.run(checked())
+
+
 def test_a_service_that_does_not_answer_is_told_and_asked_again_later() -> None:
     service = Service(fails_after=0)
 

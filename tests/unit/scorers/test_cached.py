@@ -160,6 +160,13 @@ def test_texts_that_join_to_the_same_are_different_pairs(path) -> None:
         assert cached.score(pairs[::-1]).tolist() == values(texts[::-1])
 
 
+def test_lone_surrogates_are_texts_too(path) -> None:
+    pairs = [(Query("q", "\ud800"), Item("i", text)) for text in ("\udfff", "?")]
+    cached = Cached(Recording(function=lambda asked: list(range(len(asked)))), path)
+    assert cached.score(pairs).tolist() == cached.score(pairs).tolist() == [0.0, 1.0]
+    assert stored_by(cached) == 2
+
+
 def test_ids_and_metadata_do_not_matter_but_texts_do(path) -> None:
     scorer = Recording()
     cached = Cached(scorer, path)

@@ -221,6 +221,16 @@ def test_probabilities_where_logits_are_promised_are_noticed(kind) -> None:
         open_scorer(server, model=MODEL, scores="raw").score(PAIRS[:100])
 
 
+def test_raw_scores_that_leave_the_unit_interval_once_are_believed() -> None:
+    def reply(asked: Asked) -> Reply:
+        score = 1.5 if asked.number == 0 else 0.5
+        return Reply(body=[{"index": at, "score": score} for at in range(len(asked.body["texts"]))])
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server) as scorer:
+        scorer.score(PAIRS[:1])
+        scorer.score(PAIRS[:100])
+
+
 def test_json_that_breaks_off_is_asked_for_again() -> None:
     cut = Reply(body=b'[{"index": 0, "sco')
     with RerankServer("tei", reply=first(2, cut)) as server, open_scorer(server, attempts=3) as scorer:
@@ -371,6 +381,13 @@ def test_retry_after_is_honoured() -> None:
         assert server.asked[1].at - server.asked[0].at >= 0.4
 
 
+@pytest.mark.parametrize("odd", ["soon", "-5", "nan", "inf", "Wed, 01 Jan 2040 00:00:00 GMT"])
+def test_a_retry_after_that_says_nothing_is_passed_over(odd) -> None:
+    reply = first(1, Reply(503, b"", {"Retry-After": odd}))
+    with RerankServer("tei", reply=reply) as server, open_scorer(server) as scorer:
+        np.testing.assert_array_equal(scorer.score(PAIRS[:3]), expected(PAIRS[:3]))
+
+
 def test_a_wait_of_more_than_a_minute_is_left_to_the_caller() -> None:
     reply = always(503, b"", headers={"Retry-After": "3600"})
     with RerankServer("tei", reply=reply) as server, open_scorer(server) as scorer:
@@ -516,6 +533,24 @@ def test_cancelling_frees_the_slots() -> None:
         assert len(server.asked) <= 2
         slow.set()
         np.testing.assert_array_equal(scorer.score(PAIRS[:100]), expected(PAIRS[:100]))
+
+
+def test_awaiting_leaves_the_callers_loop_free() -> None:
+    arrived, go = threading.Event(), threading.Event()
+
+    def reply(asked: Asked) -> None:
+        arrived.set()
+        assert go.wait(60)
+
+    async def both(scorer: HttpScorer) -> np.ndarray:
+        task = asyncio.create_task(scorer.ascore(PAIRS[:3]))
+        while not arrived.is_set():
+            await asyncio.sleep(0.001)
+        go.set()
+        return await task
+
+    with RerankServer("tei", reply=reply) as server, open_scorer(server) as scorer:
+        np.testing.assert_array_equal(asyncio.run(both(scorer)), expected(PAIRS[:3]))
 
 
 def test_it_can_be_asked_inside_an_async_scorer_and_where_a_loop_is_running() -> None:

@@ -138,6 +138,11 @@ def test_the_odds_are_those_of_the_listed_tokens(top, score) -> None:
         assert judge.score(PAIRS[:1]) == pytest.approx(score)
 
 
+def test_grades_that_are_not_listed_are_impossible() -> None:
+    with answering(chat({"3": math.log(0.6), "1": math.log(0.2), "The": -3.0})) as server:
+        assert open_judge(server.root, answers=GRADES).score(PAIRS[:1]) == pytest.approx(2.5)
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [

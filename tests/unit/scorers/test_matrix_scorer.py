@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adacur.errors import InputError, NonFiniteScore, UnknownName
+from adacur.errors import DuplicateId, InputError, NonFiniteScore, UnknownName
 from adacur.records import Item, Query
 from adacur.scorers import MatrixScorer, score_grid
 
@@ -34,6 +34,13 @@ def test_an_unknown_id_is_named() -> None:
 def test_a_wrong_shape_is_refused() -> None:
     with pytest.raises(InputError, match=r"\(2, 3\), got \(3, 2\)"):
         MatrixScorer(QUERIES, ITEMS, SCORES.T)
+
+
+def test_repeated_ids_and_texts_for_scores_are_refused() -> None:
+    with pytest.raises(DuplicateId, match="'q0'"):
+        MatrixScorer(["q0", "q0"], ITEMS, SCORES)
+    with pytest.raises(InputError):
+        MatrixScorer(QUERIES, ITEMS, [["a", "b", "c"]] * 2)
 
 
 def test_an_unknown_score_is_refused_only_when_asked_for() -> None:

@@ -54,6 +54,8 @@ def test_products_are_exact_here_one_way_or_the_other() -> None:
 def test_only_the_card_of_a_quantised_model_says_how_it_multiplied(tmp_path) -> None:
     with OnnxCrossEncoder(tiny_onnx(tmp_path / "int8", dynamic=True)) as quantised:
         assert quantised.card.arithmetic == onnx_scorer.int8_products()
+        # Where products saturate without it, scores are wrong, and nothing here would show it.
+        assert quantised._session.get_session_options().get_session_config_entry(onnx_scorer.PRECISE) == "1"
     with OnnxCrossEncoder(tiny_onnx(tmp_path / "float")) as plain:
         assert plain.card.arithmetic is None
 

@@ -209,6 +209,9 @@ def test_a_readout_reads_its_own_text(readout) -> None:
         ("a", None),
         ([], []),
         "open('x')",
+        "grades(1, 0)",
+        "token(True)",
+        f"token({'-' * 100_000}1)",
         3,
     ],
 )
