@@ -122,7 +122,7 @@ def count_tokens(scorer: Scorer, pairs: Sequence[Pair]) -> IntArray:
             )
         return tokens.astype(np.intp)
     # A judge reads its whole prompt, another service the texts and perhaps an instruction.
-    render, instruction = _said(scorer, "render"), _said(scorer, "instruction") or ""
+    render, instruction = _said(scorer, "render"), str(_said(scorer, "instruction") or "")
     sent = [[render(*pair)] if render else [instruction, pair[0].text, pair[1].text] for pair in pairs]
     return np.array([sum(map(_bytes, texts)) + _SPECIAL_TOKENS for texts in sent], np.intp)
 

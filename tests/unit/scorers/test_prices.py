@@ -70,6 +70,13 @@ def test_the_bound_covers_all_that_is_sent_around_a_pair() -> None:
     assert judging >= len(Judging().render(*pair)) > alone
 
 
+def test_an_attribute_of_that_name_that_is_no_text_is_counted_as_one() -> None:
+    scorer, (pair,) = Service(), pairs_of(1)
+    alone = count_tokens(scorer, [pair])
+    scorer.instruction = ("recent",)
+    assert count_tokens(scorer, [pair]) >= alone
+
+
 def test_wrappers_count_as_what_they_wrap(tmp_path) -> None:
     counted = Metered(
         FunctionScorer(function, name="f"), price="1 USD / 100 tokens", tokens_of=lambda pairs: [7] * len(pairs)

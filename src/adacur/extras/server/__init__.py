@@ -6,7 +6,9 @@ Where to change what, in the order in which a request meets it:
 - every request: `door` (host, key, size, log line), `bodies` (its fields and limits), `failures` (errors as answers),
   `concurrency` (how many at a time), `metrics`;
 - routes: `application`, which calls `indexes` (from a body to the options of a search), `searching` (answers and
-  streams), `recall` (curves); `scoring` counts the calls of scorers, re-ranks, and checks that they are still the same;
+  streams), `recall` (curves);
+- calls of scorers: `shared_loop` steps all searches of a scorer, `sharing` divides each call among them, `scoring`
+  counts calls, re-ranks, and checks that scorers are still the same;
 - the page: `page` and the folder `page/` (`/`);
 - afterwards: `explain` (why an item is a hit), `search_log`, and `refresh`, which makes anchor queries of the log.
 
