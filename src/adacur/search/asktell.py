@@ -299,11 +299,6 @@ class QueryBatch:
         """Whether any search has a round left."""
         return any(search.remaining for search in self.searches)
 
-    @property
-    def ended_early(self) -> bool:
-        """Whether a search ended after its last scores were told."""
-        return False
-
     def items_at(self, positions: Sequence[int]) -> list[Item]:
         """The items at these positions."""
         return self._plan.items.at(positions)

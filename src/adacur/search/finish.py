@@ -29,7 +29,7 @@ class Answer:
     - `positions`, `scores`, `rounds`: the items, their exact scores, and the rounds in which they were scored;
     - `listed`, `listed_scores`: what the first stage found, best first;
     - `items_at`, `keys_of`: the items at some positions, and their random keys, which break ties;
-    - `trace`: how it went; `n_left` items may still be scored, and the search `goes_on` or has ended;
+    - `trace`: how it went; `n_left` items have no score, and the search `goes_on` or has ended;
     - `fused`, `relevance`, `verdict`, `certificate`: what some steps add.
     """
 

@@ -109,6 +109,7 @@ class RunningSearch:
                 search.expect(self.batch.items_at)
         self._first_seconds = self._clock() - before
         self._n_scored = 0
+        self._shown_last = False
         # A search that scores nothing has an answer all the same.
         self.has_news = not self.batch.goes_on
 
@@ -159,7 +160,7 @@ class RunningSearch:
     def hits(self) -> list[Hits]:
         """The best k of each query so far; queries of later groups are missing."""
         if self.has_news:
-            self.has_news = False
+            self.has_news, self._shown_last = False, not self.batch.goes_on
             settings = self._plan.settings()
             predicted = self.batch.final_predictions() if self._plan.keeps else [None] * self.n_queries
             self._hits = [self._answer(at, settings, kept).hits() for at, kept in enumerate(predicted)]
@@ -179,7 +180,8 @@ class RunningSearch:
             items_at=batch.items_at,
             keys_of=search.candidates.keys,
             trace=search.trace(settings=settings, approximate_scores=predicted),
-            n_left=search.candidates.n_left,
+            # What cannot be paid is asked for no more, and has no score.
+            n_left=search.candidates.n_left + search.purse.n_refused,
             goes_on=bool(search.remaining),
         )
         for step in self._plan.finish:
@@ -196,8 +198,8 @@ class RunningSearch:
             if self.batch.goes_on:
                 # All items of this round are gone.
                 continue
-            if self.batch.ended_early or not (self._hits or any(search.rounds for search in self.batch.searches)):
-                self.has_news = True
+            # Those shown last may have been of a search that went on: then what was left paid for no more.
+            self.has_news = self.has_news or not self._shown_last
             if not self._groups:
                 return False
             self._finished, self._hits = self.hits(), []

@@ -201,3 +201,19 @@ def test_a_filter_that_leaves_one_query_short_of_candidates_changes_no_other_s_a
 
 def steps_of(hits) -> list:
     return [hits.ids, hits.trace.tokens, [round_.positions.tolist() for round_ in hits.trace.rounds]]
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 7])
+def test_what_a_budget_could_not_pay_for_is_not_certified_as_scored(index, tokens) -> None:
+    for found in index.find(QUERIES, above=0.5, budget=Budget(N, tokens=tokens)):
+        assert found.trace.calls < N
+        assert (found.trace.stopped, found.certificate.basis) == ("tokens", "none")
+
+
+@pytest.mark.parametrize("tokens", [7, 30, 61])
+def test_the_last_step_of_a_search_that_tokens_ended_is_its_answer(index, tokens) -> None:
+    budget = Budget(N, tokens=tokens)
+    for query in QUERIES:
+        *_, last = index.find_iter(query, above=0.5, budget=budget)
+        answer = index.find(query, above=0.5, budget=budget)
+        assert (last.trace.stopped, last.certificate) == (answer.trace.stopped, answer.certificate)

@@ -188,11 +188,6 @@ class BatchInEngine(QueryBatch):
         self._candidates = candidates
         self._touched = candidates[0].touched
 
-    @property
-    def ended_early(self) -> bool:
-        """Whether the engine failed after a search's last scores were told."""
-        return any(search.stopped == STOPPED for search in self.searches)
-
     def items_at(self, positions: Sequence[int]) -> list[Item]:
         return self._touched.at(positions)
 
