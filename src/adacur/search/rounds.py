@@ -104,7 +104,8 @@ class RunningSearch:
         self._until = self._plan.purse.until(self._started, share=share)
         self.batch: QueryBatch = self._place.begin(self._plan, self._k, queries)
         self._counts_pairs = self.batch.searches[0].purse.counts_pairs
-        if self._counts_pairs and self._place.by_position:
+        # Nothing is expected of a price alone, and its audit stays as planned.
+        if self._plan.purse.may_refuse and self._place.by_position:
             for search in self.batch.searches:
                 search.expect(self.batch.items_at)
         self._first_seconds = self._clock() - before

@@ -152,6 +152,15 @@ def test_a_recall_in_words_is_never_more_than_the_promise() -> None:
     assert "57%" in str(Certificate(0.0, "audit", 0.57, 100, 0.9, 50))
 
 
+def test_a_price_changes_no_audit() -> None:
+    plain, priced = (
+        easy_and_hard().find(QUERIES[1], above=2.0, audit=50, budget=budget)
+        for budget in (200, Budget(200, price="1 USD / 1k tokens"))
+    )
+    assert sum(len(round_.positions) for round_ in priced.trace.rounds if round_.is_audit) == 50
+    assert (priced.ids, priced.certificate) == (plain.ids, plain.certificate)
+
+
 def test_an_audit_promises_no_more_than_there_is() -> None:
     index = easy_and_hard()
     for query, exact in zip(QUERIES, exact_scores(index), strict=True):
