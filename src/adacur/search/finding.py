@@ -40,10 +40,10 @@ ABOUT = 10
 _FIRST, _LEAST, _GROWTH = 24, 8, 10
 # A worth that no call falls to.
 NEVER = -1.0
+# A promise holds for what ends like the searches that it was calibrated on; `_CUT_SHORT` words the other ends.
+_PROMISED_ENDS = ("settled", "budget", "exhausted")
 _CUT_SHORT = {
-    "deadline": "its deadline",
     "tokens": "its token budget",
-    "cost": "its cost",
     "engine": "the vector engine, which stopped answering,",
     "error": "an error",
 }
@@ -199,8 +199,9 @@ class Certify(Finish):
         stopped = answer.trace.stopped
         if answer.goes_on:
             return "The search goes on."
-        if stopped in _CUT_SHORT:
-            return f"The search was ended by {_CUT_SHORT[stopped]} before it was done; what it found stays."
+        if stopped not in _PROMISED_ENDS:
+            cut_by = _CUT_SHORT.get(stopped, f"its {stopped}")
+            return f"The search was ended by {cut_by} before it was done; what it found stays."
         if self.doubt is not None or self.promise is None or not self.promise.n:
             return self.doubt
         return self.promise.unlike(answer.query, found, expected)

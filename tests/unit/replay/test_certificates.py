@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,8 @@ from adacur.replay.certificates import calibrated, find_costs, is_below, needed,
 from adacur.results import Hits
 from adacur.scorers import FunctionScorer, Metered
 from adacur.search.finding import LineStop, plan_find
+from adacur.search.finish import Answer, Finish
+from adacur.search.rounds import search
 from adacur.store.probes import DriftWarning
 from tests.conftest import World, make_world
 
@@ -157,6 +159,27 @@ def test_a_budget_that_is_too_small_for_the_promise_is_spent_and_promises_less()
     assert 0 < certificate.recall < 0.9
     assert len(certificate.reasons) == 1
     assert recalls(world, found, 0.0).mean() >= certificate.recall
+
+
+@dataclass(frozen=True)
+class EndedBy(Finish):
+    """Says that something ended the search."""
+
+    why: str
+
+    def __call__(self, answer: Answer) -> Answer:
+        return replace(answer, trace=replace(answer.trace, stopped=self.why))
+
+
+@pytest.mark.parametrize(("why", "basis"), [("settled", "anchors"), ("deadline", "none"), ("a new limit", "none")])
+def test_only_a_search_that_ended_as_anchor_queries_do_is_promised_anything(why: str, basis: str) -> None:
+    world, index = world_of()
+    plan = plan_find(index, above=0.0, recall=0.9)
+    *others, certify = plan.finish
+    (hits,) = search(replace(plan, finish=(*others, EndedBy(why), certify)), world.test[:1], k=1)
+    assert hits.certificate is not None
+    assert hits.certificate.basis == basis
+    assert (f"ended by its {why} before" in str(hits.certificate)) == (basis == "none")
 
 
 @pytest.mark.parametrize("recall", [0.99, 0.9999, 1 - 1e-12])
