@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
@@ -21,8 +21,10 @@ from adacur.first_stages.device_vectors import DeviceVectors
 from adacur.first_stages.encoders import (
     Encoder,
     EncoderCard,
+    RememberedQueries,
     blocks_to_encode,
     check_same_encoder,
+    check_vectors,
     read_card,
     reopen_encoder,
 )
@@ -30,7 +32,6 @@ from adacur.first_stages.placing import best_by_id
 from adacur.first_stages.saved import check_ids, read_ids, read_settings, unreadable_is_damage, write_settings
 from adacur.protocols import FirstStage, Ranking, Vectors
 from adacur.records import Item, Query, as_queries
-from adacur.remembered import Remembered
 from adacur.requirements import require
 
 _log = logging.getLogger(__name__)
@@ -39,33 +40,7 @@ Storage = Literal["float16", "float32", "int8"]
 _Block = tuple[Any, FloatArray | None]
 _ROWS_AT_ONCE = 8192
 _QUERIES_AT_ONCE = 256
-# Of the last queries' vectors: some 8,000 of 384 numbers.
-_BYTES_REMEMBERED = 16 << 20
 _EMBEDDINGS = "embeddings.npy"
-
-
-class RememberedQueries:
-    """Vectors of the last queries, 16 MB with their texts, each made once; the encoder is opened when first needed."""
-
-    def __init__(self, open_encoder: Callable[[], Encoder]) -> None:
-        self._open_encoder = open_encoder
-        self._known = Remembered(most_bytes=_BYTES_REMEMBERED)
-
-    def embed(self, queries: Sequence[Query | str]) -> FloatArray:
-        """Query vectors, shape (queries, dimension), float32."""
-        texts = [query.text for query in as_queries(queries)]
-        # A search asks twice for the same vectors: to start from, and to predict by. So does one that learns from the
-        # anchor queries what the ranks are worth.
-        known = self._known.find(texts)
-        if new := list(dict.fromkeys(text for text in texts if text not in known)):
-            encoder = self._open_encoder()
-            vectors = _check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
-            fresh = dict(zip(new, vectors, strict=True))
-            self._known.keep(fresh)
-            known |= fresh
-        if not texts:
-            return np.empty((0, self._open_encoder().dimension), dtype=np.float32)
-        return np.stack([known[text] for text in texts])
 
 
 class Dense(FirstStage):
@@ -145,7 +120,7 @@ class Dense(FirstStage):
     ) -> Dense:
         """Search embeddings that exist already; without an encoder texts cannot be searched."""
         ids = check_ids(ids)
-        vectors = _check_vectors(embeddings, n=len(ids), encoder=encoder)
+        vectors = check_vectors(embeddings, n=len(ids), encoder=encoder)
         rows = (vectors[start : start + _ROWS_AT_ONCE] for start in range(0, len(vectors), _ROWS_AT_ONCE))
         stored, scales = _stacked((_packed(block, storage) for block in rows), folder=None)
         return cls(ids, stored, scales=scales, encoder=encoder, card=encoder.card if encoder else None)
@@ -341,7 +316,7 @@ class Dense(FirstStage):
 
 def _encoded(batch: Sequence[Item], encoder: Encoder, storage: str) -> _Block:
     vectors = encoder.encode_items([item.text for item in batch])
-    return _packed(_check_vectors(vectors, n=len(batch), encoder=encoder), storage)
+    return _packed(check_vectors(vectors, n=len(batch), encoder=encoder), storage)
 
 
 def _packed(vectors: FloatArray, storage: str) -> _Block:
@@ -395,17 +370,6 @@ def _written(blocks: Iterable[Any], path: Path) -> Any:
         file.seek(0)
         write_header(n, block)
     return np.load(path, mmap_mode="r")
-
-
-def _check_vectors(given: Any, *, n: int, encoder: Encoder | None) -> FloatArray:
-    vectors: FloatArray = np.asarray(given, dtype=np.float32)
-    wanted = (n, encoder.dimension if encoder else vectors.shape[-1])
-    if vectors.shape != wanted:
-        raise InputError(f"Embeddings are one row per text, shape {wanted}; got shape {vectors.shape}.")
-    if not np.isfinite(vectors).all():
-        worst = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise InputError(f"Embeddings must be finite; row {worst} of {n} is not.")
-    return vectors
 
 
 def _check_encoder(encoder: Encoder, card: EncoderCard | None, *, dimension: int) -> None:

@@ -22,7 +22,8 @@ from adacur.data import fetch, names
 from adacur.data.stored import read_record
 from adacur.errors import InputError, UnknownName
 from adacur.first_stages.saved import index_of
-from adacur.records import Item
+from adacur.records import Item, Query, as_queries
+from adacur.remembered import Remembered
 from adacur.requirements import require
 from adacur.scorers.by_name import imported, is_function_name
 from adacur.scorers.consent import check_consent
@@ -37,6 +38,8 @@ from adacur.scorers.cross_encoders.onnx import PRECISE
 from adacur.spelling import did_you_mean
 
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 128
+# Of the last queries' vectors: some 8,000 of 384 numbers.
+_BYTES_REMEMBERED = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,3 +342,39 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, allo
 def _hash_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class RememberedQueries:
+    """Vectors of the last queries, 16 MB with their texts, each made once; the encoder is opened when first needed."""
+
+    def __init__(self, open_encoder: Callable[[], Encoder]) -> None:
+        self._open_encoder = open_encoder
+        self._known = Remembered(most_bytes=_BYTES_REMEMBERED)
+
+    def embed(self, queries: Sequence[Query | str]) -> FloatArray:
+        """Query vectors, shape (queries, dimension), float32."""
+        texts = [query.text for query in as_queries(queries)]
+        # A search asks twice for the same vectors: to start from, and to predict by. So does one that learns from the
+        # anchor queries what the ranks are worth.
+        known = self._known.find(texts)
+        if new := list(dict.fromkeys(text for text in texts if text not in known)):
+            encoder = self._open_encoder()
+            vectors = check_vectors(encoder.encode_queries(new), n=len(new), encoder=encoder)
+            fresh = dict(zip(new, vectors, strict=True))
+            self._known.keep(fresh)
+            known |= fresh
+        if not texts:
+            return np.empty((0, self._open_encoder().dimension), dtype=np.float32)
+        return np.stack([known[text] for text in texts])
+
+
+def check_vectors(given: Any, *, n: int, encoder: Encoder | None) -> FloatArray:
+    """Vectors as an encoder or a user gives them: finite, one row for each of n texts, float32."""
+    vectors: FloatArray = np.asarray(given, dtype=np.float32)
+    wanted = (n, encoder.dimension if encoder else vectors.shape[-1])
+    if vectors.shape != wanted:
+        raise InputError(f"Embeddings are one row per text, shape {wanted}; got shape {vectors.shape}.")
+    if not np.isfinite(vectors).all():
+        worst = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        raise InputError(f"Embeddings must be finite; row {worst} of {n} is not.")
+    return vectors

@@ -23,7 +23,7 @@ from adacur.replay.measures import FEWEST_QUERIES, MATTERS, can_judge, gains, me
 from adacur.replay.measuring import Measured
 from adacur.replay.searches import Way
 from adacur.scorers.consent import why_consent
-from adacur.search.snapshot import weight_beside
+from adacur.search.finish import weight_beside
 from adacur.search.tuned import Mean
 
 # Signs drawn at random, and the share of them that may do as well as those that are seen.

@@ -20,6 +20,8 @@ from adacur.search.relevance import FEWEST_ANCHORS, NOTHING_FOUND, Relevance
 LISTED = 100
 # Of the largest score: what differs by less differs by rounding.
 _EQUAL = 1e-12
+# The first stages that know words alone, and their weight in the order beside a reranker (docs/design/witness.md).
+_WORDS, _BESIDE_WORDS = ("bm25", "words"), 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,6 +189,11 @@ class Floors(Finish):
     def settings(self) -> Mapping[str, Any]:
         source = self.relevance.source if self.relevance else None
         return {"relevance": source, "min_relevance": self.min_relevance, "min_score": self.min_score}
+
+
+def weight_beside(first: str) -> float:
+    """The weight of a first stage in the order beside a scorer that is one witness."""
+    return _BESIDE_WORDS if first in _WORDS else 1.0
 
 
 def check_fuse(fuse: float | None) -> None:

@@ -21,7 +21,7 @@ from adacur.protocols import AnchorScores, FirstStage, Scorer, ScorerCard, Vecto
 from adacur.records import ItemList, document_numbers
 from adacur.search.at_rest import store_at_rest
 from adacur.search.filters import Filter
-from adacur.search.finish import Documents
+from adacur.search.finish import Documents, weight_beside
 from adacur.search.index_stages import add_first_stages, learned_slopes
 from adacur.search.methods import METHODS, Method
 from adacur.search.places import InMemory
@@ -35,13 +35,6 @@ _Value = TypeVar("_Value")
 # Words and meaning together are the better start at every budget tried (docs/design/ranks.md); then a dual encoder,
 # then whatever the index has; random needs nothing.
 _PREFERRED_FIRST = ("bm25+dense", "dense", "bm25")
-# The first stages that know words alone, and their weight in the order beside a reranker (docs/design/witness.md).
-_WORDS, _BESIDE_WORDS = ("bm25", "words"), 0.5
-
-
-def weight_beside(first: str) -> float:
-    """The weight of a first stage in the order beside a scorer that is one witness."""
-    return _BESIDE_WORDS if first in _WORDS else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from adacur.extras.engines.store_urls import open_store
 from adacur.extras.engines.vector_store import Key, VectorStore
 from adacur.extras.server.search_log import SearchLog
 from adacur.first_stages import AnyStage
-from adacur.first_stages.dense import RememberedQueries
-from adacur.first_stages.encoders import Encoder
+from adacur.first_stages.encoders import Encoder, RememberedQueries
 from adacur.first_stages.encoders import encoder as open_encoder
 from adacur.first_stages.joined import SEPARATOR
 from adacur.model import GaussianModel
