@@ -18,6 +18,7 @@ from adacur.search.plan import Plan
 from adacur.search.snapshot import Snapshot
 from adacur.search.spending import Limits
 from adacur.search.stopping import Effort
+from adacur.search.tuned import default_budget
 
 if TYPE_CHECKING:
     from adacur.search.index import AnchorIndex
@@ -77,7 +78,7 @@ def plan_search(
         # No budget is too small for it, and no scorer is opened.
         budget, scorer, fuse = max(k, USUAL_CALLS), NO_SCORER, fuse or 0.0
     if budget is None:
-        budget = len(index) if is_exact else snapshot.default_budget(k, method=chosen.name)
+        budget = len(index) if is_exact else default_budget(snapshot.tunings, k, method=chosen.name)
         tuned = ("budget",) if budget != USUAL_CALLS and not is_exact else ()
     spend = Budget.of(budget)
     asked = {"first": first, "tokens": spend.tokens, "cost": spend.cost, "fuse": fuse or None}

@@ -26,7 +26,7 @@ from adacur.search.index_stages import add_first_stages, learned_slopes
 from adacur.search.methods import METHODS, Method
 from adacur.search.places import InMemory
 from adacur.search.relevance import Relevance, read_relevance
-from adacur.search.tuned import JUDGED_METHODS, Tuning, default_budget, near, read_tunings
+from adacur.search.tuned import JUDGED_METHODS, Tuning, near, read_tunings
 from adacur.spelling import did_you_mean
 from adacur.store import Drift, IndexFolder, save_table
 from adacur.store.model_file import StoredModel, is_compressed, read_model
@@ -340,10 +340,6 @@ class Snapshot:
         """The first stage that a search starts from where none is named: as tuned for about this k and budget."""
         tuned = (tuning.first_of(method) for tuning in near(self.tunings, k=k, budget=budget))
         return next((first for first in tuned if first is not None and self._has(first)), self.default_first)
-
-    def default_budget(self, k: int, *, method: str) -> int:
-        """The budget of a search that names none: the one that judgements chose for about this k, at most the usual."""
-        return default_budget(self.tunings, k, method=method)
 
     def tuned_start(
         self, first: str | AnyStage | None, fuse: float | None, *, k: int, budget: int, method: str

@@ -188,7 +188,7 @@ def test_the_vectors_of_the_last_queries_are_remembered_however_large_a_batch_an
             return vectors
 
     a, b, c, *four = QUERIES
-    monkeypatch.setattr("adacur.first_stages.dense._BYTES_REMEMBERED", room_for(2))
+    monkeypatch.setattr("adacur.first_stages.encoders._BYTES_REMEMBERED", room_for(2))
     retriever = Dense.from_embeddings(IDS[:600], VECTORS[:600], encoder=Counting())
     retriever.embed_queries([a, b])
     retriever.embed_queries([c])

@@ -23,6 +23,7 @@ from adacur.search import AnchorIndex, Filter, plan_search, search_options
 from adacur.search.filters import by_metadata
 from adacur.search.finding import ABOUT, FIND_CALLS, find_options, plan_find
 from adacur.search.plan import Plan
+from adacur.search.tuned import default_budget
 from adacur.spelling import did_you_mean
 
 _OPTIONS = ("budget", "method", *(one.name for one in OPTIONS if one.in_requests), *METHOD_OPTIONS)
@@ -92,7 +93,7 @@ def plan_of(served: Mapping[str, Served], body: Mapping[str, Any], *, settings: 
     given: dict[str, Any] = {**settings.defaults(), **body}
     method = given.get("method") or snapshot.default_method
     if "budget" not in body:
-        given["budget"] = min(snapshot.default_budget(given["k"], method=method), settings.max_budget)
+        given["budget"] = min(default_budget(snapshot.tunings, given["k"], method=method), settings.max_budget)
     if "k" not in body:
         # The default k must not be refused for a small budget.
         given["k"] = min(given["k"], given["budget"])
