@@ -85,7 +85,8 @@ class Answer:
 class Finish(Protocol):
     """One step: before `Top` it sees all that was scored, after it the best k. It runs after each round that is shown.
 
-    `listed`: how many of the first stage's items it needs to see.
+    `listed`: how many of the first stage's items it needs to see. A step that drops items needs `LISTED`, or method
+    "first" may have too few left.
     """
 
     listed: ClassVar[int] = 0

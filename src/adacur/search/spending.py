@@ -125,7 +125,7 @@ class Limits:
     def of(cls, budget: Budget, scorer: Scorer | None) -> Limits:
         """The limits of a budget, 0 calls where it names none; without a scorer, of calls and time alone.
 
-        To count something else, add a `Limit` here and its name to `Budget` and `Trace`.
+        To count something else, add a `Limit` here; CONTRIBUTING.md lists the rest.
         """
         if scorer is None:
             return cls(budget.calls or 0, budget.deadline)
