@@ -32,7 +32,6 @@ from adacur.store.writing import (
     digest_file,
     made_whole,
     remove_unfinished,
-    sync_tree,
     write_checksums,
 )
 
@@ -145,7 +144,6 @@ def store_model(
                 np.save(place / f"{name}.npy", array)
         (place / _ABOUT).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
         write_checksums(place)
-        sync_tree(place)
         # The mapping goes first: a file that is mapped cannot be renamed everywhere.
         del features
     return reported

@@ -78,13 +78,14 @@ def is_in_use(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def made_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
-    """Where to write a folder that is seen under its name only when all of it is there.
+    """Where to write a folder that is seen under its name only when all of it is there, also after a power cut.
 
     An empty folder of this name gives way, and with `replacing` any.
     """
     unfinished, earlier = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.unfinished") for _ in range(2))
     try:
         yield unfinished
+        sync_tree(unfinished)
         if folder.exists() and replacing:
             # Deleted last: where that is interrupted, the new folder is there.
             folder.rename(earlier)

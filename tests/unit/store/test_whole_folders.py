@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -51,3 +52,23 @@ def test_a_folder_that_cannot_be_finished_leaves_the_earlier_one_as_it_was(folde
     write(folder)
     assert names(folder.parent) == ["features"]
     assert names(folder) == ["new"]
+
+
+def test_all_of_a_folder_is_on_the_disk_before_it_has_its_name(folder, monkeypatch) -> None:
+    synced, unsynced, replace, sync = set(), [], os.replace, os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        unsynced.extend(path for path in (source, *source.rglob("*")) if path.stat().st_ino not in synced)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", renamed)
+    with made_whole(folder, replacing=True) as unfinished:
+        (unfinished / "inner").mkdir(parents=True)
+        (unfinished / "inner" / "new").write_bytes(b"new")
+    assert names(folder) == ["inner"]
+    assert unsynced == []
