@@ -17,9 +17,9 @@ from adacur.errors import OtherFormat
 
 Record = TypeVar("Record")
 # What numpy raises on the bytes of something else; Python's tokenizer reads the header.
-_NOT_AN_ARRAY = (
+NOT_AN_ARRAY = (
     *(ValueError, TypeError, OverflowError, MemoryError, EOFError, SyntaxError),
-    *(tokenize.TokenError, BadZipFile),
+    *(tokenize.TokenError, BadZipFile, RecursionError),
 )
 
 
@@ -71,7 +71,7 @@ def read_array(file: Path, *, kind: str, ndim: int | None = 1, mapped: bool = Fa
     try:
         # Mapped in any case: a header that claims more than the file holds is then refused before memory is taken.
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except _NOT_AN_ARRAY as error:
+    except NOT_AN_ARRAY as error:
         raise ValueError(f"{file.name} is not an array that can be read: {error}") from error
     if not isinstance(array, np.ndarray) or ndim not in (None, array.ndim) or array.dtype.kind not in kind:
         found = f"{array.ndim} axes of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from adacur.arrays import KeyArray
-from adacur.data.stored import read_array, read_json
+from adacur.data.stored import NOT_AN_ARRAY, read_array, read_json
 from adacur.errors import AdacurError, DamagedIndex, DuplicateId, EmptyInput, NotAnIndex, OtherFormat
 from adacur.records import repeats
 from adacur.seeds import item_keys
@@ -55,7 +55,7 @@ def unreadable_is_damage(folder: str | Path, what: str) -> Iterator[None]:
         yield
     except AdacurError:
         raise
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError) as error:
+    except (OSError, LookupError, AttributeError, ArithmeticError, *NOT_AN_ARRAY) as error:
         said = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else str(error)
         raise DamagedIndex(f"The {what} files in {folder} cannot be read ({said}). Build it again.") from error
 

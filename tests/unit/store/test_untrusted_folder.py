@@ -212,6 +212,18 @@ def test_a_database_of_other_shapes_is_one_clear_error(path: Path, statements: l
         index.search("red thing", k=12, budget=12)
 
 
+@pytest.mark.parametrize(
+    "header", ["-" * 9000 + "1", "(" * 9000, "1" + "+1j" * 3000, "{**{}}", "'" + "a" * 60_000 + "'"]
+)
+@pytest.mark.parametrize("name", ["parts/built/scores/0.npy", "versions/1/first/bm25/bm25s/data.csc.index.npy"])
+def test_a_header_that_python_itself_cannot_read_is_damage(path: Path, name: str, header: str) -> None:
+    (path / name).write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+    assert not verify(path).ok
+    with pytest.raises(DamagedIndex), adacur.load(path, scorer=score, check=False) as index:
+        _ = index.anchors.matrix
+        index.search("which red thing", 3, budget=8, first="bm25")
+
+
 @pytest.mark.parametrize("n_items", [10**12, 10**18, 2**63])
 def test_a_manifest_that_counts_more_than_is_there_takes_no_memory(path: Path, n_items: int) -> None:
     for folder in (current(path), path / "parts/built"):
