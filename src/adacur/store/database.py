@@ -108,11 +108,13 @@ def load(folder: Path, items: Iterable[Item], anchors: Sequence[Query]) -> dict[
         connection.executemany("INSERT INTO anchors VALUES (?, ?, ?)", queries)
         connection.execute("COMMIT")
         documents = _count_documents(connection)
-        keys = np.lib.format.open_memmap(folder / KEYS, mode="w+", dtype=np.uint64, shape=(count,))
         ids = every_id(connection, folder)
-        for start in range(0, count, _KEYS_AT_ONCE):
-            keys[start : start + _KEYS_AT_ONCE] = item_keys(itertools.islice(ids, _KEYS_AT_ONCE))
-        keys.flush()
+        # Not through a mapping: on a full disk, that would end the process.
+        with (folder / KEYS).open("wb") as file:
+            about = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (count,)}
+            np.lib.format.write_array_header_1_0(file, about)
+            for _ in range(0, count, _KEYS_AT_ONCE):
+                file.write(item_keys(itertools.islice(ids, _KEYS_AT_ONCE)).data)
     sync_path(folder / KEYS)
     return {
         "n_items": count,

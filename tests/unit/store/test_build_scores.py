@@ -310,7 +310,7 @@ def test_a_crash_before_the_items_are_in_starts_them_over(known, tmp_path) -> No
 
 
 TINY_DISK = """
-import json, subprocess, sys
+import json, os, subprocess, sys
 import numpy as np
 from adacur.errors import StorageFull
 from adacur.records import Item, Query
@@ -323,7 +323,7 @@ def mount(option):
 
 items = [Item(f"i{number}", "word " * 50 + str(number)) for number in range(1500)]
 anchors = [Query(f"a{number}", f"anchor {number}") for number in range(50)]
-def build(path):
+def build(path, items=items):
     calls = []
     def score(pairs):
         calls.append(len(pairs))
@@ -349,6 +349,18 @@ for size in sys.argv[3:]:
         assert again == pairs - safe * 50 * 50 + (8 if safe else 0)
         assert matrix.tobytes() == whole.tobytes()
         assert verify(disk + "/index").ok
+    subprocess.run(["umount", disk], check=True)
+# Where the texts fit, and not all of the keys beside them.
+short = [Item(f"i{number}", str(number)) for number in range(20000)]
+for size in (780, 840):
+    mount(f"size={size}k")
+    try:
+        build(disk + "/index", short)
+    except StorageFull:
+        pass
+    else:
+        raise AssertionError("it fits")
+    assert not os.path.exists(disk + "/index")
     subprocess.run(["umount", disk], check=True)
 print(json.dumps(seen))
 """
