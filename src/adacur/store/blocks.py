@@ -37,8 +37,9 @@ class ScoreBlocks:
 
     def finished(self) -> list[int]:
         """The blocks that are there, in order."""
-        numbers = {file.stem for file in (self.folder / SCORES).glob("*.npy")}
-        return sorted(int(number) for number in numbers if number.isdecimal() and int(number) < self.manifest.n_blocks)
+        names = {file.stem for file in (self.folder / SCORES).glob("*.npy")}
+        numbers = sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+        return [number for number in numbers if number < self.manifest.n_blocks]
 
     def file(self, block: int) -> Path:
         """The file that holds a block."""
@@ -66,7 +67,7 @@ class ScoreBlocks:
         except FileNotFoundError:
             raise self._damaged(block, "its file is missing") from None
         except (OSError, ValueError) as error:
-            raise self._damaged(block, str(error)) from error
+            raise self._damaged(block, str(error), may_be_whole=isinstance(error, OSError)) from error
         return values
 
     def digest(self) -> str:
@@ -96,10 +97,12 @@ class ScoreBlocks:
     def _shape(self, block: int) -> tuple[int, int]:
         return len(self.manifest.block(block)), self.manifest.n_anchors
 
-    def _damaged(self, block: int, what: str) -> DamagedIndex:
+    def _damaged(self, block: int, what: str, *, may_be_whole: bool = False) -> DamagedIndex:
         rows = self.manifest.block(block)
         remedy = "Restore it from a copy, or give these items to edit.replace, which scores no others."
-        if self.manifest.status != "complete":
+        if self.manifest.status != "complete" and may_be_whole:
+            remedy = "Make it readable, or delete it, and run the same build again: it scores no other block anew."
+        elif self.manifest.status != "complete":
             remedy = "Run the same build again: it scores this block anew, and no other."
         return DamagedIndex(
             f"Block {block} (items {rows.start} to {rows.stop - 1}) of {self.folder} is damaged: {what}, "

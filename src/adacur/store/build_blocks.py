@@ -20,7 +20,7 @@ from adacur.store.blocks import check_dtype
 from adacur.store.database import connect, read_texts
 from adacur.store.estimate import MOST_LOOKED_AT
 from adacur.store.executor import On, check_workers, connected_to
-from adacur.store.folder import BUILT, IndexFolder
+from adacur.store.folder import BUILT, IndexFolder, check_lost_no_manifest
 from adacur.store.items import StoredItems
 from adacur.store.manifest import (
     MANIFEST,
@@ -165,6 +165,7 @@ def _begun(folder: Path) -> Manifest | None:
         raise NotAnIndex(f"{folder} is a file. Choose another path for the index.")
     if folder.is_dir() and not (folder / LOCK).exists() and any(folder.iterdir()):
         raise NotAnIndex(f"{folder} holds other files and is not an index. Choose a new or empty folder.")
+    check_lost_no_manifest(folder)
     return None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from adacur.arrays import BoolArray, FloatArray
 from adacur.errors import DamagedIndex, IncompleteIndex
 from adacur.records import Query
-from adacur.store.blocks import ScoreBlocks
+from adacur.store.blocks import SCORES, ScoreBlocks
 from adacur.store.database import DATABASE, connect, read_texts
 from adacur.store.items import PartItems, StoredItems
 from adacur.store.manifest import CONTINUE, MANIFEST, PARTS, Manifest, read_manifest
@@ -49,6 +49,7 @@ class IndexFolder:
         """Open a folder without reading scores; an unfinished index is refused."""
         folder = folder_at(path)
         if (folder / LOCK).exists() and not (folder / MANIFEST).exists():
+            check_lost_no_manifest(folder)
             raise IncompleteIndex(
                 f"The build of {folder} stopped before its first block. Run the same build again to start over."
             )
@@ -146,6 +147,15 @@ class IndexFolder:
 def first_stage_folders(home: Path) -> list[Path]:
     """The folders of the first stages of a version, sorted; a dot marks what is still written."""
     return sorted(folder for folder in (home / "first").glob("[!.]*") if folder.is_dir())
+
+
+def check_lost_no_manifest(folder: Path) -> None:
+    """Refuse a folder that holds scores and no manifest: a build, which begins with it, did not leave it so."""
+    if not (folder / MANIFEST).exists() and any((folder / PARTS).glob(f"*/{SCORES}/*.npy")):
+        raise DamagedIndex(
+            f"{folder} holds scores, but not its {MANIFEST}, which says which of them count. Restore that file from a "
+            "copy, or choose another path for a new index."
+        )
 
 
 def is_finished(path: str | Path) -> bool:

@@ -142,8 +142,10 @@ def _read_back(blocks: ScoreBlocks, block: int) -> FloatArray:
     """The scores of a finished block; one that is damaged is finished no more."""
     try:
         return blocks.read(block)
-    except DamagedIndex:
-        blocks.file(block).unlink(missing_ok=True)
+    except DamagedIndex as error:
+        # What could not be read just now, where too many files are open for example, was paid for and may be whole.
+        if not isinstance(error.__cause__, OSError):
+            blocks.file(block).unlink(missing_ok=True)
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -88,3 +89,42 @@ def test_a_damaged_block_of_an_unfinished_build_is_scored_again_and_no_other(kno
         known.build(begun, scorer=rest)
     assert np.array_equal(known.build(begun, scorer=rest).matrix, known.scores.T)
     assert rest.grids == 0
+
+
+def test_a_block_that_cannot_be_opened_just_now_is_kept(known, begun, monkeypatch) -> None:
+    blocks = {file: file.read_bytes() for file in (begun / "parts/built/scores").iterdir()}
+    load = np.load
+
+    def too_many_files(*given, **options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(np, "load", too_many_files)
+    with pytest.raises(DamagedIndex):
+        known.build(begun)
+    monkeypatch.setattr(np, "load", load)
+    assert all(file.read_bytes() == content for file, content in blocks.items())
+    rest = Tires(known.anchors, known.items, known.scores)
+    rest.grids = 4
+    assert np.array_equal(known.build(begun, scorer=rest).matrix, known.scores.T)
+
+
+@pytest.mark.parametrize("name", ["00.npy", "٠.npy", "6.npy", "x.npy"])
+def test_a_file_that_is_named_like_no_block_is_none(known, begun, name: str) -> None:
+    scores = begun / "parts/built/scores"
+    (scores / "0.npy").rename(scores / name)
+    rest = Tires(known.anchors, known.items, known.scores)
+    rest.grids = 5
+    assert np.array_equal(known.build(begun, scorer=rest).matrix, known.scores.T)
+
+
+def test_a_folder_that_lost_its_manifest_keeps_its_scores(known, begun) -> None:
+    manifest = (begun / "manifest.json").read_bytes()
+    (begun / "manifest.json").unlink()
+    before = {file: file.read_bytes() for file in begun.rglob("*.npy")}
+    with pytest.raises(DamagedIndex):
+        known.build(begun)
+    with pytest.raises(DamagedIndex):
+        IndexFolder.open(begun)
+    assert {file: file.read_bytes() for file in begun.rglob("*.npy")} == before
+    (begun / "manifest.json").write_bytes(manifest)
+    assert np.array_equal(known.build(begun).matrix, known.scores.T)
