@@ -33,6 +33,10 @@ Size = Annotated[int, Meta(ge=1, lt=2**48)]
 PartName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z")]
 
 
+StageName = Annotated[str, Meta(pattern=r"\A[^./\\:\x00][^/\\:\x00]*\Z")]
+Seed = Annotated[int, Meta(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A remembered score, by which a scorer is recognised."""
@@ -83,8 +87,8 @@ class Manifest:
     items_digest: str
     anchors_digest: str
     scorer: ScorerCard | None
-    seed: int = 0
-    first: tuple[str, ...] = ()
+    seed: Seed = 0
+    first: tuple[StageName, ...] = ()
     probes: tuple[Probe, ...] = ()
     created: str = field(default_factory=_now)
     packages: Mapping[str, str] = field(default_factory=_packages)

@@ -98,6 +98,8 @@ def read_parts(index: Path, home: Path, manifest: Manifest) -> list[Part]:
     for name in manifest.parts:
         folder = index / PARTS / name
         about = manifest_in(folder)
+        if manifest.status == "complete" != about.status:
+            raise DamagedIndex(f"The part {name} of {home} is not finished. {_REMEDY}")
         rows, columns, places = np.split(places, [about.n_items, about.n_items + about.n_anchors])
         if (len(rows), len(columns)) != (about.n_items, about.n_anchors):
             raise DamagedIndex(f"{file} has no room for the part {name} of {home}. {_REMEDY}")

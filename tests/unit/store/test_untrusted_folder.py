@@ -212,16 +212,13 @@ def test_a_database_of_other_shapes_is_one_clear_error(path: Path, statements: l
         index.search("red thing", k=12, budget=12)
 
 
-@pytest.mark.parametrize(
-    "header", ["-" * 9000 + "1", "(" * 9000, "1" + "+1j" * 3000, "{**{}}", "'" + "a" * 60_000 + "'"]
-)
+@pytest.mark.parametrize("header", ["-" * 9000 + "1", "(" * 9000, "1" + "+1j" * 3000, "{**{}}", "'" + "a" * 60_000])
 @pytest.mark.parametrize("name", ["parts/built/scores/0.npy", "versions/1/first/bm25/bm25s/data.csc.index.npy"])
 def test_a_header_that_python_itself_cannot_read_is_damage(path: Path, name: str, header: str) -> None:
     (path / name).write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
     assert not verify(path).ok
-    with pytest.raises(DamagedIndex), adacur.load(path, scorer=score, check=False) as index:
-        _ = index.anchors.matrix
-        index.search("which red thing", 3, budget=8, first="bm25")
+    with adacur.load(path, scorer=score, check=False) as index, pytest.raises(DamagedIndex):
+        _ = index.anchors.matrix, index.search("which red thing", 3, budget=8, first="bm25")
 
 
 @pytest.mark.parametrize("n_items", [10**12, 10**18, 2**63])
@@ -393,3 +390,26 @@ def test_a_folder_that_is_no_index_is_called_so_whatever_links_it_holds(tmp_path
 
     with pytest.raises(NotAnIndex):
         adacur.load(tmp_path / "clone")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../victim", "", "."])
+def test_a_first_stage_outside_the_index_is_refused_and_found(path: Path, name: str) -> None:
+    edited(current(path) / "manifest.json", first=[name])
+    assert not verify(path).ok
+    with pytest.raises(IndexFolderError):
+        IndexFolder.open(path)
+
+
+def test_a_seed_that_no_generator_begins_with_is_refused_before_an_edit_is_paid_for(path: Path) -> None:
+    edited(current(path) / "manifest.json", seed=-1)
+    assert not verify(path).ok
+    with pytest.raises(IndexFolderError):
+        adacur.load(path, scorer=score)
+
+
+def test_a_finished_version_of_an_unfinished_part_is_damage(path: Path) -> None:
+    edited(path / "parts/built/manifest.json", status="building")
+    (path / "parts/built/scores/0.npy").unlink()
+    assert not verify(path).ok
+    with pytest.raises(DamagedIndex):
+        IndexFolder.open(path)
