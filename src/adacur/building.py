@@ -38,7 +38,7 @@ from adacur.store import (
     is_finished,
 )
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.blocks import check_dtype
+from adacur.store.blocks import check_dtype, check_seed
 from adacur.store.executor import check_workers
 from adacur.store.folder import IndexFolder, pairs_done
 from adacur.store.writing import folder_at, locked
@@ -152,6 +152,7 @@ def build(
     dual, stages = open_encoder(encoder), index_stages.named_stages(first)
     index_stages.check_first_stages(stages, encoder=dual)
     check_dtype(dtype)
+    check_seed(seed)
     if anchor_queries == 0:
         index_stages.check_leads(stages)
     folder_at(path)

@@ -135,6 +135,12 @@ def check_dtype(dtype: str) -> None:
         raise InputError(f"dtype must be float32 or float16; got {dtype!r}.")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse what no generator begins with: it is first needed when all scores are paid for."""
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed must be a whole number that is not negative; got {seed!r}.")
+
+
 def as_stored(scores: FloatArray, dtype: str, pair_at: Callable[[tuple[int, ...]], Pair]) -> FloatArray:
     """Scores in the dtype of the index; refused where one does not fit, with the pair named, or all become 0."""
     with np.errstate(over="ignore"):

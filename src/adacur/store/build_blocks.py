@@ -16,7 +16,7 @@ from adacur.errors import IndexMismatch, InputError, NotAnIndex
 from adacur.protocols import AnchorScores, Scorer, ScorerCard
 from adacur.records import Item, Query, as_queries, check_item
 from adacur.store.anchor_table import distinct_anchors
-from adacur.store.blocks import check_dtype
+from adacur.store.blocks import check_dtype, check_seed
 from adacur.store.database import connect, read_texts
 from adacur.store.estimate import MOST_LOOKED_AT
 from adacur.store.executor import On, check_workers, connected_to
@@ -90,6 +90,7 @@ def build_scores(
     check_dtype(dtype)
     if block_items is not None and block_items < 1:
         raise InputError(f"block_items must be at least 1; got {block_items}.")
+    check_seed(seed)
     check_workers(executor, scorer)
     anchors = () if anchor_queries is None else distinct_anchors(as_queries(anchor_queries))
     scoring = Scoring(scorer, dtype, seed, executor, block_items, progress or Progress())

@@ -178,6 +178,8 @@ def test_a_folder_that_was_there_and_empty_is_emptied_again_but_stays(tmp_path, 
         (["one"], {"dtype": "bfloat16"}, InputError),
         (["one"], {"dtype": "int8"}, InputError),
         (["one"], {"block_items": 0}, InputError),
+        (["one"], {"seed": -1}, InputError),
+        (["one"], {"seed": 1.5}, InputError),
     ],
 )
 def test_anchors_and_settings_that_cannot_be_used_leave_no_folder_behind(
