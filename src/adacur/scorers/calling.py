@@ -5,7 +5,6 @@ Scores are checked here and there, where they arrive, and nowhere else.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from itertools import islice, product
 
@@ -14,6 +13,7 @@ import numpy as np
 from adacur.arrays import FloatArray
 from adacur.protocols import Scorer
 from adacur.records import Item, Pair, Query
+from adacur.scorers.event_loop import in_thread
 from adacur.scores import NamingFailure, check_grid, check_scores, score_pairs
 
 # A grid of a thousand queries and a million items must never exist as a list of pairs.
@@ -23,7 +23,7 @@ _PAIRS_PER_CALL = 8192
 async def ascore(scorer: Scorer, pairs: Sequence[Pair]) -> FloatArray:
     """One finite score per pair, in order: awaited where the scorer can be, else scored in a thread."""
     if (call := getattr(scorer, "ascore", None)) is None:
-        return await asyncio.to_thread(score_pairs, scorer, pairs)
+        return await in_thread(score_pairs, scorer, pairs)
     with NamingFailure(scorer):
         return check_scores(await call(pairs), pairs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -53,6 +53,18 @@ async def all_at_once(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         first = failures.exceptions[0]
         raise first from first.__cause__
     return [task.result() for task in tasks]
+
+
+async def in_thread(work: Callable[..., T], *given: Any) -> T:
+    """As `asyncio.to_thread`, but who is cancelled waits for the end of the thread, which cannot be stopped."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *given))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        # Or asyncio would say that nobody asked for it.
+        _ = running.cancelled() or running.exception()
+        raise
 
 
 def waits(attempts: int, first: float) -> Iterator[float | None]:

@@ -16,7 +16,7 @@ from adacur.budget import at_least
 from adacur.errors import InputError, ScorerError, ScorerFailed
 from adacur.protocols import ScorerCard
 from adacur.records import Pair
-from adacur.scorers.event_loop import all_at_once, run_in_background, waits
+from adacur.scorers.event_loop import all_at_once, in_thread, run_in_background, waits
 from adacur.scores import check_scores
 
 TextPairs = list[tuple[str, str]]
@@ -84,7 +84,7 @@ class FunctionScorer:
     async def ascore(self, pairs: Sequence[Pair]) -> FloatArray:
         """One score per pair, in order; the event loop goes on meanwhile."""
         if not self.is_async:
-            return await asyncio.to_thread(self.score, pairs)
+            return await in_thread(self.score, pairs)
         turns = asyncio.Semaphore(self._concurrency)
         scored: dict[Pair, float] = {}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from adacur.errors import ScorerFailed
 from adacur.protocols import AsyncScorer, Scorer, ScorerCard
+
+T = TypeVar("T")
 
 
 class Closing(ABC):
@@ -67,13 +69,24 @@ def runs_side_by_side(scorer: Scorer) -> bool:
     return awaited and bool(getattr(inner, "is_async", True))
 
 
-def turn_of(scorer: Scorer) -> AbstractAsyncContextManager[object]:
-    """One call at a time among those who await a scorer in one event loop: it may not be thread-safe."""
+async def in_turn(scorer: Scorer, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What this work with a scorer returns, one at a time in an event loop: a scorer may not be thread-safe.
+
+    Who is cancelled leaves at once, but the next turn begins when the call under way has ended in its thread.
+    """
     if runs_side_by_side(scorer):
-        return nullcontext()
+        return await work()
     # Of another event loop, a call may be made inside this scorer's own: it must not wait.
     key = id(asyncio.get_running_loop()), id(_innermost(scorer))
-    return _turns.setdefault(key, asyncio.Lock())
+    turn = _turns.setdefault(key, asyncio.Lock())
+    await turn.acquire()
+    working = asyncio.ensure_future(work())
+    working.add_done_callback(lambda _: turn.release())
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        working.cancel()
+        raise
 
 
 def _innermost(scorer: Scorer) -> Scorer:

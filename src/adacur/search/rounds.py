@@ -22,7 +22,7 @@ from adacur.errors import AdacurError
 from adacur.records import Pair, Query, as_queries
 from adacur.results import Hits, Trace
 from adacur.scorers.calling import ascore
-from adacur.scorers.wrapping import turn_of
+from adacur.scorers.wrapping import in_turn
 from adacur.scores import PairsAt, score_pairs
 from adacur.search.asktell import QueryBatch
 from adacur.search.finish import Answer
@@ -125,16 +125,22 @@ class RunningSearch:
 
     async def astep(self) -> bool:
         """Like `step`, without blocking the event loop."""
-        # Choices in a thread: a round of a large collection takes many milliseconds.
-        started = self._clock()
-        async with turn_of(self._plan.scorer):
-            seconds = self._clock() - started
+        scorer, asked = self._plan.scorer, self._clock()
+
+        async def call() -> tuple[FloatArray, float]:
+            waited = self._clock() - asked
+            # In a thread: a round of a large collection takes many milliseconds.
             if not len(pairs := await asyncio.to_thread(self._next_call)):
-                return False
+                return np.empty(0), 0.0
             started = self._clock()
-            scores = await ascore(self._plan.scorer, pairs)
-        # What others took counts too: by that pace, searches with a deadline leave each other time.
-        await asyncio.to_thread(self.accept, scores, seconds=seconds + self._clock() - started)
+            scores = await ascore(scorer, pairs)
+            # What others took counts too: by that pace, searches with a deadline leave each other time.
+            return scores, waited + self._clock() - started
+
+        scores, seconds = await in_turn(scorer, call)
+        if not len(scores):
+            return False
+        await asyncio.to_thread(self.accept, scores, seconds=seconds)
         return True
 
     def _next_call(self) -> Sequence[Pair]:

@@ -297,6 +297,46 @@ def test_a_cancelled_search_stops_asking(world) -> None:
     assert len(counting.sizes) == 1
 
 
+@pytest.mark.parametrize("is_function", [True, False], ids=["a function", "an object"])
+def test_the_next_search_waits_for_the_call_of_a_cancelled_one(world, is_function) -> None:
+    # Its thread goes on, and the scorer may not be thread-safe.
+    entered, gate = threading.Event(), threading.Event()
+    at_once: list[int] = []
+    running = 0
+
+    def held(pairs):
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        entered.set()
+        assert gate.wait(60)
+        running -= 1
+        return [float(len(item)) for _, item in pairs]
+
+    class Held:
+        card = ScorerCard(name="held", backend="test")
+
+        def score(self, pairs):
+            return held([(query.text, item.text) for query, item in pairs])
+
+    index = AnchorIndex(world.index, scorer=FunctionScorer(held) if is_function else Held())
+
+    async def give_up() -> int:
+        task = asyncio.create_task(index.asearch(world.test[0], k=1, budget=50))
+        await asyncio.to_thread(entered.wait, 60)
+        next_one = asyncio.create_task(index.asearch(world.test[1], k=1, budget=20))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.1)
+        gate.set()
+        return (await next_one).trace.calls
+
+    assert asyncio.run(give_up()) == 20
+    assert set(at_once) == {1}
+
+
 def test_a_search_inside_the_scorer_of_a_search_comes_back(world) -> None:
     inner = AnchorIndex(world.index, scorer=world.scorer)
 
