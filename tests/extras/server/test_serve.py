@@ -146,11 +146,14 @@ def test_a_filter_keeps_to_what_it_allows(client, filter_, allows):
     assert len(found) == min(50, len(wanted))
 
 
-def test_true_is_not_one_in_a_filter_and_a_filter_may_leave_nothing(client):
-    asked = {"query": "a river", "filter": {"metadata": {"even": 1}}}
-    (found,) = client.post("/v1/search", json=asked).json()["results"]
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/find"])
+def test_true_is_not_one_in_a_filter_and_a_filter_may_leave_nothing(client, path):
+    asked = {"query": "a river", "filter": {"metadata": {"even": 1}}} | ({"above": 0.0} if "find" in path else {})
+    (found,) = client.post(path, json=asked).json()["results"]
     assert (found["hits"], found["calls"], found["stopped"]) == ([], 0, "exhausted")
-    assert "event: done" in client.post("/v1/search", json=asked | {"stream": True}).text
+    told = events(client.post(path, json=asked | {"stream": True}).text)
+    assert [name for name, _ in told] == ["start", "done"]
+    assert told[1][1]["hits"] == []
 
 
 def test_who_asks_for_nothing_special_stays_within_the_limits():

@@ -206,6 +206,10 @@ class SearchStream(EventSourceResponse):
             try:
                 # In its turn, and before the status is sent.
                 self._settings = (await self._search.planned()).settings()
+            except EmptyInput:
+                # The search says so in its turn, without a hit.
+                if not self._search.request.is_filtered:
+                    raise
             except TimeoutError as error:
                 raise self._search.too_late() from error
             try:
@@ -221,7 +225,7 @@ class SearchStream(EventSourceResponse):
     async def _events(self) -> AsyncIterator[bytes]:
         search, index = self._search, self._search.request.served
         start = {"index": index.name, "n_items": len(index.index), "k": search.request.k}
-        start |= {"budget": self._settings["budget"], "method": search.request.method}
+        start |= {"budget": self._settings.get("budget"), "method": search.request.method}
         failure: Exception | None = None
         try:
             yield _event("start", start | {"settings": self._settings})
