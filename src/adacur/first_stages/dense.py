@@ -94,8 +94,7 @@ class Dense(FirstStage):
 
         - `encoder`: what makes the vectors, of items now and of queries later;
         - `storage`: "float16", "float32", or "int8" with one scale per item;
-        - `folder`: where the vectors go, block by block; without it they stay in memory;
-        - `progress`: show a bar.
+        - `folder`: where the vectors go, block by block; without it they stay in memory.
         """
         if encoder is None:
             raise InputError("A dense first stage needs an encoder; give encoder=….")
@@ -261,8 +260,7 @@ class Dense(FirstStage):
             return self._encoder
 
     def _opened_encoder(self) -> Encoder:
-        loading = "adacur.load(path, encoder=...) or Dense.load(folder, encoder=...)"
-        how = loading if self._folder else "from_embeddings(..., encoder=...)"
+        how = "adacur.load(path, encoder=...)" if self._folder else "from_embeddings(..., encoder=...)"
         if self._card is None:
             raise InputError(f"These embeddings came without an encoder, so text cannot be searched. Use {how}.")
         encoder = reopen_encoder(self._card, instead=how, folder=self._folder, allow_code=self._allow_code)
