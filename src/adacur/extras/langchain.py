@@ -38,8 +38,8 @@ class AdacurRetriever(_SearchFields):  # type: ignore[misc]
     - `rounds`, `seed`, and in `search_kwargs` other options of the method.
     """
 
-    # A misspelt option must not be ignored.
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    # A misspelt option must not be ignored, and a URL in the place of an index may carry a key.
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, hide_input_in_errors=True)
 
     index: AnchorIndex = Field(exclude=True)
     k: int = 10

@@ -38,7 +38,10 @@ class AdacurRetriever(BaseRetriever):  # type: ignore[misc]
     ) -> None:
         super().__init__(**{name: options.pop(name) for name in _HOST_OPTIONS if name in options})
         if not isinstance(index, AnchorIndex):
-            raise InputError(f"index must be an open index; got {index!r}. AdacurRetriever.from_path opens a folder.")
+            # Not its repr: a URL may carry a key.
+            raise InputError(
+                f"index must be an open index; got {type(index).__name__}. AdacurRetriever.from_path opens a folder."
+            )
         if filters is not None and options.get("filter") is not None:
             raise InputError("Give filters (LlamaIndex's) or filter (as searches take it); not both.")
         self.index = index

@@ -293,6 +293,14 @@ def test_a_hosts_own_filter_is_refused_over_an_engine(kind: str, table: str) -> 
         ask()
 
 
+@pytest.mark.parametrize("kind", ["llama-index", "langchain"])
+def test_an_error_shows_no_url_that_was_given_for_an_index(kind: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        HOSTS[kind]().module.AdacurRetriever(index="postgres://me:secret@host/table")
+    assert "index" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("kind", ["llama-index", "haystack"])
 def test_two_filters_at_once_are_refused(kind: str, path: Path, scorer: Metered) -> None:
     host = HOSTS[kind]()
