@@ -229,7 +229,8 @@ class Measured:
         self.is_judged = n_judged >= min(FEWEST_QUERIES, len(self.queries)) and can_judge()
         self._scores = scores[: len(self.queries)]
         given: dict[str, Any] = {"k": _SHOWN, "stages": stages, "qrels": material.qrels}
-        given |= {"scorer": KnownScores(asked, material.items, scores.T)}
+        # Without the card, searches would take other rounds than those that were scored, and ask for other pairs.
+        given |= {"scorer": KnownScores(asked, material.items, scores.T, card=index.scorer.card)}
         self._all, self._deep = (Searches(index.anchors, some, **given) for some in (asked, self.queries))
 
     def budgets(self) -> tuple[int, ...]:

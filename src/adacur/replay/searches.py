@@ -34,13 +34,19 @@ from adacur.search.tuned import USUAL_ROUNDS, GaussianSettings
 from adacur.seeds import item_keys, stream_key, uniform
 from adacur.store import AnchorTable, IndexFolder
 
+_KNOWN = ScorerCard(name="known scores", backend="none")
+
 
 class KnownScores:
-    """The scorer of a replay: scores of shape (items, queries), looked up by position where both are the same items."""
+    """The scorer of a replay: scores of shape (items, queries), looked up by position where both are the same items.
 
-    card = ScorerCard(name="known scores", backend="none")
+    With the `card` of the scorer that they are of, searches take the rounds that they would take with that scorer.
+    """
 
-    def __init__(self, queries: Sequence[Query], items: Items, scores: FloatArray) -> None:
+    def __init__(
+        self, queries: Sequence[Query], items: Items, scores: FloatArray, *, card: ScorerCard = _KNOWN
+    ) -> None:
+        self.card = card
         self._columns = {query.id: column for column, query in enumerate(queries)}
         self._items = items
         self._scores = scores

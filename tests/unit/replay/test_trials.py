@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,15 @@ def test_without_queries_pseudo_queries_stand_in_and_that_is_said(tmp_path: Path
 
     assert any("no queries" in note for note in trial.plan.notes)
     assert trial.n_queries >= 20
+
+
+def test_a_search_that_a_model_here_was_scored_for_is_replayed_in_the_same_rounds(tmp_path: Path) -> None:
+    write_world(tmp_path / "world", judged=False)
+    model = FunctionScorer(overlap, name="overlap-1")
+    model.card = replace(model.card, backend="onnx")
+    trial = tried(tmp_path, encoder=Topics(), scorer=model)
+
+    assert trial.answer("method").choice in ("gaussian", "rerank")
 
 
 def test_a_second_run_pays_for_nothing_again(tmp_path: Path) -> None:
