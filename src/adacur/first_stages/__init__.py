@@ -6,11 +6,9 @@ Where to change what:
   names none: a search then starts from a random draw. `joined`: several as one, as in first="bm25+dense".
 - `FIRST_STAGES`: the names. To add a first stage: write its file here, add one line to the table, and one to the
   makers of tests/contracts/test_first_stages.py. The command line, `adacur.build`, edits and loading read the table.
-- `placing`: a first stage in an index: translates its positions where the index has the items in another order, and
-  looks up ids for search engines that answer by id.
+- `placing`: a first stage in an index: its positions, or the ids that a search engine answers with, as the index's.
 - `encoders`: what turns texts into vectors, how it is opened, and the card by which it is recognised.
-
-search/index_stages.py keeps them in index folders.
+- search/index_stages.py keeps them in index folders.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Dense(FirstStage):
         try:
             self.open_encoder()
         except AdacurError as error:
-            _log.warning("Searches that start from another first stage go on without %r: %s", self.name, error)
+            _log.warning("Searches that start elsewhere do without the ranks of %r: %s", self.name, error)
             return False
         return True
 

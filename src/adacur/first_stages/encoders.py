@@ -20,7 +20,7 @@ import numpy as np
 from adacur.arrays import FloatArray
 from adacur.data import fetch, names
 from adacur.data.stored import read_record
-from adacur.errors import InputError, UnknownName
+from adacur.errors import InputError, MissingExtra, UnknownName
 from adacur.first_stages.saved import index_of
 from adacur.records import Item, Query, as_queries
 from adacur.remembered import Remembered
@@ -332,7 +332,9 @@ def reopen_encoder(card: EncoderCard, *, instead: str, folder: Path | None, allo
             pooling: Literal["cls", "mean"] = "mean" if card.pooling == "mean" else "cls"
             return OnnxEncoder(source, pooling=pooling, max_tokens=card.max_tokens, **options)
         raise ValueError("its card does not say how.")
-    except (OSError, ValueError) as error:
+    except Exception as error:  # Tokenizers and runtimes have errors of their own.
+        if isinstance(error, MissingExtra):
+            raise
         raise InputError(
             f"The encoder of this first stage ({card.kind}, {card.source!r}) cannot be opened: {error} "
             f"Pass it: {instead}."

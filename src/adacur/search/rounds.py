@@ -267,8 +267,10 @@ class RunningSearch:
         """An error that ends the search in this block carries the hits so far."""
         try:
             yield
-        except AdacurError as error:
-            error.hits = self.so_far(getattr(error, "scored", {}))
+        except Exception as error:
+            # Of a first stage or an encoder it may be of any kind.
+            with suppress(AttributeError):
+                error.hits = self.so_far(getattr(error, "scored", {}))  # type: ignore[attr-defined]
             raise
 
     def so_far(self, scored: Mapping[Pair, float] | None = None) -> list[Hits]:

@@ -164,6 +164,12 @@ def test_a_lost_or_changed_model_is_refused_at_the_first_search(tmp_path, tiny_o
     tiny_onnx_encoder(model, seed=1)
     with pytest.raises(InputError):
         load_first_stage(tmp_path / "saved").search(["river"], 1)
+    for damaged in ("model.onnx", "tokenizer.json"):
+        (model / damaged).write_text("no such thing")
+        # Those who read it raise errors of their own.
+        with pytest.raises(InputError, match="cannot be opened"):
+            load_first_stage(tmp_path / "saved").search(["river"], 1)
+        assert not load_first_stage(tmp_path / "saved").answers_anything
     shutil.rmtree(model)
     with pytest.raises(InputError):
         load_first_stage(tmp_path / "saved").search(["river"], 1)

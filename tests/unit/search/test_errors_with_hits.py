@@ -11,6 +11,7 @@ import pytest
 from adacur import AdaCUR, AnchorIndex, Budget, Query
 from adacur.errors import NonFiniteScore, ScorerFailed
 from adacur.extras.server.search_log import SearchLog
+from adacur.first_stages import as_hits
 from adacur.protocols import ScorerCard
 from adacur.scorers import FunctionScorer
 from adacur.search import rounds
@@ -130,6 +131,26 @@ def test_queries_that_had_ended_and_those_not_begun_are_told_apart(world, monkey
     assert (whole.ids, whole.trace.stopped, whole.trace.calls) == (own.ids, "budget", 40)
     assert [(hits.query, len(hits), hits.trace.stopped) for hits in others] == [
         (query, 0, "error") for query in world.test[1:3]
+    ]
+
+
+def test_whatever_a_first_stage_raises_carries_what_was_paid_for(world, monkeypatch) -> None:
+    monkeypatch.setattr(rounds, "_PAIRS_AT_ONCE", 1)
+    known = world.noisy_first()
+
+    class Service:
+        def search(self, queries, k):
+            if world.test[1] in queries:
+                raise ConnectionResetError
+            return as_hits(queries, known.search(queries, k), known.ids)
+
+    with pytest.raises(ConnectionResetError) as failed:
+        over(world, world.scorer).search(world.test[:3], 5, budget=40, first=Service())
+
+    assert [(hits.trace.calls, hits.trace.stopped) for hits in failed.value.hits] == [
+        (40, "budget"),
+        (0, "error"),
+        (0, "error"),
     ]
 
 
