@@ -199,11 +199,9 @@ class Snapshot:
 
     def _answers_anything(self, name: str) -> bool:
         """Whether this first stage may be asked about a search that starts from another; found out once."""
-        with self._lock:
-            if (key := f"answers anything: {name}") not in self._cache:
-                self._cache[key] = self.first_stage(name).answers_anything
-            answers: bool = self._cache[key]
-            return answers
+        # An encoder may take long to open: searches of other stages go on.
+        answers: bool = self.kept(f"answers anything: {name}", lambda: self.first_stage(name).answers_anything)
+        return answers
 
     def documents(self) -> tuple[Documents, ...]:
         """The step that lets k count documents, where items are passages."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -89,6 +91,30 @@ def test_a_stage_that_cannot_answer_is_left_out(unusable, caplog) -> None:
     ranked = index.snapshot.ranked_by_all(index.snapshot.first_stage("bm25"))
     assert ranked.n_stages == alone.snapshot.ranked_by_all(alone.snapshot.first_stage("bm25")).n_stages == 1
     assert ("dense" in caplog.text) == (unusable == "no encoder")
+
+
+def test_while_an_encoder_opens_searches_of_other_stages_go_on() -> None:
+    opening, opened = threading.Event(), threading.Event()
+
+    class Slow(Matrix):
+        @property
+        def answers_anything(self) -> bool:
+            opening.set()
+            assert opened.wait(60)
+            return False
+
+    slow = Slow(queries=QUERIES, items=ITEMS, scores=SCORES)
+    index = made(N_ANCHORS, bm25=BM25.build(ITEMS), dense=dense(Encoder()), slow=slow)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(index.search, QUERIES[9], 5, budget=20, first="dense")
+        assert opening.wait(60)
+        with ThreadPoolExecutor(1) as meanwhile:
+            search = meanwhile.submit(index.search, QUERIES[9], 5, budget=20, first="bm25", method="rerank")
+            try:
+                assert search.result(timeout=30).trace.calls == 20
+            finally:
+                opened.set()
+        assert waiting.result().trace.calls == 20
 
 
 def test_a_stage_of_the_same_name_stands_in_for_the_index_s_own() -> None:
