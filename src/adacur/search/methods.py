@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from adacur.arrays import FloatArray
 from adacur.budget import is_whole
 from adacur.errors import BudgetError, InputError, ScorerFailed, UnknownName
+from adacur.first_stages import Placed
+from adacur.first_stages.joined import parts_of
 from adacur.model import PseudoInverse, TopK
 from adacur.protocols import Acquisition, Approximator, ScorerCard
 from adacur.records import Pair
@@ -111,6 +113,8 @@ class Gaussian(_Checked):
         # Where a search starts is one question, what ranks say of scores another.
         first = source.ranked_by_all(base.first)
         model = source.gaussian_model().with_slopes(source.rank_slopes(first))
+        # One that cannot answer here is left out, and answers then differ from those of a process where it can.
+        ranks = tuple(part.name for part in parts_of(first)) if isinstance(first, Placed) else ()
         return replace(
             base,
             first=first,
@@ -118,7 +122,7 @@ class Gaussian(_Checked):
             acquisition=TopK(),
             sizes=partial(in_rounds, rounds=rounds, first_batch=settings.first_batch),
             seed=self.seed,
-            notes={**base.notes, "tuned_for": (tuning.k, tuning.budget) if tuning else None},
+            notes={**base.notes, "ranks": ranks, "tuned_for": (tuning.k, tuning.budget) if tuning else None},
         )
 
 

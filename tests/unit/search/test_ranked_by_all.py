@@ -61,6 +61,7 @@ def test_a_search_from_words_learns_from_the_ranks_of_vectors(n_anchors) -> None
         first = hits[0].trace.rounds[0].positions
         assert sorted(first.tolist()) == sorted(reranked[0].trace.rounds[0].positions[: len(first)].tolist())
         assert hits[0].trace.settings["first"] == "bm25"
+        assert hits[0].trace.settings["ranks"] == (("bm25", "dense") if other else ("bm25",))
         found[name] = float(top_k_recall(hits, SCORES[N_ANCHORS:], k=10).mean())
     assert found["both"] > found["alone"] + 0.2
 
@@ -88,6 +89,8 @@ def test_a_stage_that_cannot_answer_is_left_out(unusable, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         found = index.search(QUERIES[1], 5, budget=20, first="bm25", method="gaussian" if other.vectors() else "rerank")
     assert found.trace.calls == 20
+    # What it was predicted from can be read of the answer.
+    assert found.trace.settings.get("ranks") == (("bm25",) if other.vectors() else None)
     ranked = index.snapshot.ranked_by_all(index.snapshot.first_stage("bm25"))
     assert ranked.n_stages == alone.snapshot.ranked_by_all(alone.snapshot.first_stage("bm25")).n_stages == 1
     assert ("dense" in caplog.text) == (unusable == "no encoder")
