@@ -115,19 +115,27 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
     """
     from filelock import FileLock, Timeout
 
-    created = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    # The lock is opened for writing, and what follows writes beside it.
-    check_no_links(folder)
-    sync_path(folder.parent)
-    lock = FileLock(folder / LOCK)
     try:
+        created = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        # The lock is opened for writing, and what follows writes beside it.
+        check_no_links(folder)
+        sync_path(folder.parent)
+        lock = FileLock(folder / LOCK)
         lock.acquire(timeout=wait)
+    except AdacurError:
+        raise
     except Timeout:
         raise IndexLocked(
             f"Another process is writing to {folder}, which is as it was. Try again when it has finished, or choose "
             "another path."
         ) from None
+    except OSError as error:
+        if is_full(error):
+            raise StorageFull(f"The disk that holds {folder} is full; nothing was written. Free some space.") from error
+        raise IndexFolderError(
+            f"{folder} cannot be written to ({error}), and is as it was. Check its permissions, or choose another path."
+        ) from error
     try:
         yield created
     finally:

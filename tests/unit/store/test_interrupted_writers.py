@@ -8,12 +8,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 
-from adacur.errors import DamagedIndex, IncompleteIndex, IndexFolderError, ScorerFailed
+from adacur.errors import DamagedIndex, IncompleteIndex, IndexFolderError, ScorerFailed, StorageFull
 from adacur.scorers.known import MatrixScorer
-from adacur.store import IndexFolder, verify
+from adacur.store import IndexFolder, prune, verify
 from adacur.store.folder import pairs_done
 
 
@@ -77,6 +78,19 @@ def test_what_nobody_here_may_read_is_not_called_damaged(known) -> None:
         os.close(writing)
         assert os.read(reading, 100) == b"IndexFolderError"
         os.close(reading)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_to_is_told_as_such_and_stays(known, begun, monkeypatch, number: int) -> None:
+    def refused(*given, **options):
+        raise OSError(number, os.strerror(number))
+
+    before = {file: file.read_bytes() for file in begun.rglob("*") if file.is_file()}
+    monkeypatch.setattr(filelock.FileLock, "acquire", refused)
+    for change in (known.build, prune):
+        with pytest.raises(StorageFull if number == errno.ENOSPC else IndexFolderError):
+            change(begun)
+    assert {file: file.read_bytes() for file in begun.rglob("*") if file.is_file()} == before
 
 
 def test_a_damaged_block_of_an_unfinished_build_is_scored_again_and_no_other(known, begun) -> None:
