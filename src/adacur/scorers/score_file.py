@@ -79,11 +79,16 @@ class ScoreFile:
             with self._connected() as connection:
                 rows = connection.execute(look_up(len(halves) // 2), (*halves, self._scorer)).fetchall()
             for query, item, score in rows:
-                # SQLite lets a column of bytes hold a text.
-                if not isinstance(score, bytes):
-                    raise FileFormatError(f"{self._path} holds a score that is not a number. Give another path.")
-                scores[query + item] = np.frombuffer(score, dtype=f"<f{len(score)}")[0]
+                scores[query + item] = self._number(score)
         return scores
+
+    def _number(self, stored: object) -> np.floating:
+        # SQLite lets a column of bytes hold a text, and checks no length of bytes that changed on the disk.
+        if isinstance(stored, bytes) and len(stored) in (2, 4, 8):
+            number: np.floating = np.frombuffer(stored, dtype=f"<f{len(stored)}")[0]
+            if np.isfinite(number):
+                return number
+        raise FileFormatError(f"{self._path} holds a score that is not a number. Give another path.")
 
     def add(self, keys: Sequence[bytes], scores: FloatArray) -> None:
         """Store one score per key, all or none; scores that another process stored first stay."""

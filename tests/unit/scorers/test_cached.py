@@ -383,14 +383,15 @@ def test_a_forked_child_begins_with_a_connection_of_its_own(path) -> None:
 # --- files that cannot be used
 
 
-def stored(statement: str):
-    """A cache in which somebody ran a statement."""
+def stored(*statements: str):
+    """A cache in which somebody ran statements."""
 
     def make(path) -> None:
         with Cached(Recording(), path) as cached:
             cached.score(PAIRS)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute(statement)
+            for statement in statements:
+                connection.execute(statement)
 
     return make
 
@@ -418,9 +419,23 @@ def torn(path) -> None:
         stored("CREATE VIEW v AS SELECT * FROM scores"),
         stored("CREATE TABLE others (a TEXT)"),
         stored("UPDATE scores SET score = 'high'"),
+        stored("UPDATE scores SET score = x'0000c07f'"),
+        stored("PRAGMA ignore_check_constraints = 1", "UPDATE scores SET score = x'000000'"),
         stored("PRAGMA application_id = 1094931250"),
     ],
-    ids=["text", "zip", "foreign", "torn", "trigger", "view", "table", "text as score", "other format"],
+    ids=[
+        "text",
+        "zip",
+        "foreign",
+        "torn",
+        "trigger",
+        "view",
+        "table",
+        "text as score",
+        "NaN as score",
+        "three bytes as score",
+        "other format",
+    ],
 )
 def test_a_file_that_cannot_be_a_cache_is_refused_and_left_alone(path, make) -> None:
     make(path)
