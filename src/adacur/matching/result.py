@@ -15,6 +15,7 @@ from adacur.errors import InputError
 from adacur.matching.bill import Bill
 from adacur.matching.chances import Pace
 from adacur.search.finding import most_above
+from adacur.store.writing import sync_path
 
 # Scores nearer than this share of their standard deviation, to the line or to each other, are for a person to judge.
 _NEAR = 0.1
@@ -187,7 +188,9 @@ class PairsFile:
     def __exit__(self, kind: object, *_: object) -> None:
         self._file.close()
         if kind is None:
+            sync_path(self._partial)
             self._partial.replace(self._path)
+            sync_path(self._path.parent)
 
 
 def check_output(path: str | Path, *, force: bool, read: Sequence[Any] = ()) -> None:

@@ -23,7 +23,7 @@ import adacur
 from adacur.errors import BudgetError, InputError, ScorerFailed
 from adacur.matching import Bill
 from adacur.matching.chances import Chances
-from adacur.matching.result import Found, one_each
+from adacur.matching.result import Found, PairsFile, one_each
 from adacur.protocols import Ranking
 from adacur.scorers import FunctionScorer
 from tests.living_world import Encoder
@@ -278,6 +278,20 @@ def test_pairs_found_so_far_are_in_a_file(tmp_path: Path) -> None:
     assert seen == [0, 0]
     assert len(output.read_text().splitlines()) == 1 + len(done)
     assert not output.with_name("pairs.csv.partial").exists()
+
+
+def test_the_file_of_pairs_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch) -> None:
+    synced: list[tuple[int, bool]] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, (tmp_path / "pairs.csv").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with PairsFile(tmp_path / "pairs.csv") as file:
+        file.add([])
+    assert synced == [((tmp_path / "pairs.csv").stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
 
 @pytest.mark.parametrize(
