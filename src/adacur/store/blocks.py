@@ -114,9 +114,19 @@ class ScoreBlocks:
         for left_over in (self.folder / SCORES).glob("*.partial"):
             left_over.unlink(missing_ok=True)
 
+    def check_recorded(self) -> None:
+        """Refuse blocks that are each whole and together not those of this manifest: exchanged, or of another index."""
+        if self.manifest.scores_digest is not None and self.digest() != self.manifest.scores_digest:
+            raise DamagedIndex(
+                f"The blocks in {self.folder / SCORES} are not those that were recorded. If the folder was replaced "
+                "since it was opened, open it again; else restore it from a copy."
+            )
+
     def __iter__(self) -> Iterator[tuple[int, FloatArray]]:
         """Every block with the position of its first item."""
-        return ((self.manifest.block(block).start, self.read(block)) for block in range(self.manifest.n_blocks))
+        for block in range(self.manifest.n_blocks):
+            yield self.manifest.block(block).start, self.read(block)
+        self.check_recorded()
 
 
 def largest_block(n_anchors: int, dtype: Any) -> int:

@@ -157,6 +157,8 @@ def live_blocks(
             # As many scores as are needed may still lie twice in one place and nowhere in another.
             raise DamagedIndex(f"No part has the scores of an item from position {start} on. {_REMEDY}")
         yield start, values
+    for source in sources:
+        source.check_recorded()
 
 
 class _PartScores:
@@ -170,6 +172,7 @@ class _PartScores:
         self._height = part.manifest.block_items
         self._blocks = ScoreBlocks(part.folder, part.manifest)
         self._last: tuple[int, FloatArray] | None = None
+        self._n_read = 0
 
     def fill(self, values: FloatArray, start: int) -> None:
         """Put the scores of positions from `start` on in their places."""
@@ -183,7 +186,13 @@ class _PartScores:
     def _read(self, block: int) -> FloatArray:
         if self._last is None or self._last[0] != block:
             self._last = block, self._blocks.read(block)
+            self._n_read += 1
         return self._last[1]
+
+    def check_recorded(self) -> None:
+        """Refuse blocks of another index, where all were read: one that nothing needs may be damaged."""
+        if self._n_read == self._blocks.manifest.n_blocks:
+            self._blocks.check_recorded()
 
 
 def exact_cells(parts: Sequence[Part], *, n_items: int, n_anchors: int) -> BoolArray | None:

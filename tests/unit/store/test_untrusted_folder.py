@@ -413,3 +413,28 @@ def test_a_finished_version_of_an_unfinished_part_is_damage(path: Path) -> None:
     assert not verify(path).ok
     with pytest.raises(DamagedIndex):
         IndexFolder.open(path)
+
+
+def test_blocks_that_were_exchanged_are_told_when_scores_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.adacur"
+    with build(path, [item(n) for n in range(20)], [query(n) for n in range(4)], block_items=5) as index:
+        Edited(index).remove(["i3"])
+    scores = path / "parts/built/scores"
+    for source, target in (("1", "held"), ("2", "1"), ("held", "2")):
+        (scores / f"{source}.npy").rename(scores / f"{target}.npy")
+    with pytest.raises(DamagedIndex):
+        _ = IndexFolder.open(path).matrix
+
+
+@pytest.mark.parametrize("removed", [[], ["i3"]])
+def test_an_open_index_does_not_mix_its_items_with_scores_of_a_folder_in_its_place(tmp_path: Path, removed) -> None:
+    items, anchors = [item(n) for n in range(12)], [query(n) for n in range(4)]
+    for name, order in (("wiki", items), ("other", items[::-1])):
+        with build(tmp_path / name, order, anchors) as index:
+            if removed:
+                Edited(index).remove(removed)
+    opened = IndexFolder.open(tmp_path / "wiki")
+    (tmp_path / "wiki").rename(tmp_path / "earlier")
+    (tmp_path / "other").rename(tmp_path / "wiki")
+    with pytest.raises(DamagedIndex):
+        _ = opened.matrix
