@@ -86,7 +86,8 @@ def _found(
     left: Sequence[int] = range(len(queries))
     while left:
         some = zip(left, *plan.first.search_parts([queries[at] for at in left], depth), strict=True)
-        found |= {at: (answer, lists, answer.positions[allowed[answer.positions]]) for at, answer, lists in some}
+        once = ((at, _distinct(answer), lists) for at, answer, lists in some)
+        found |= {at: (answer, lists, answer.positions[allowed[answer.positions]]) for at, answer, lists in once}
         if depth >= len(allowed):
             break
         # The filter leaves these too few, or they are passages of too few documents: only they ask for more, or an
@@ -95,3 +96,12 @@ def _found(
         depth = min(4 * depth, len(allowed))
     answers, lists, positions = zip(*(found[at] for at in range(len(queries))), strict=True)
     return list(positions), list(answers), list(lists)
+
+
+def _distinct(answer: Ranking) -> Ranking:
+    """Of an item that a first stage names twice, the better rank: no pair is paid for twice."""
+    _, firsts = np.unique(answer.positions, return_index=True)
+    if len(firsts) == len(answer.positions):
+        return answer
+    places = np.sort(firsts)
+    return Ranking(answer.positions[places], answer.scores[places])

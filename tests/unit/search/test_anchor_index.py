@@ -19,7 +19,9 @@ from adacur.errors import (
     ScorerFailed,
     UnknownName,
 )
+from adacur.first_stages import Matrix
 from adacur.model import TopK
+from adacur.protocols import Ranking
 from adacur.scorers import FunctionScorer, MatrixScorer, Metered
 from adacur.search import method_named, plan_search, search_options
 from adacur.search.rounds import search_iter
@@ -158,6 +160,20 @@ def test_a_first_stage_that_names_an_item_twice_has_it_scored_once(world) -> Non
     index = AnchorIndex(world.index, scorer=world.scorer)
     hits = index.search(world.test[0], k=10, budget=10, method=Gaussian(rounds=2), first=Stuttering())
     assert len(set(hits.ids)) == len(hits.ids) == hits.trace.calls == 10
+
+
+@pytest.mark.parametrize("method", ["gaussian", "rerank", "first"])
+def test_an_item_that_a_first_stage_names_twice_is_scored_and_found_once(world, method) -> None:
+    class Twice(Matrix):
+        def search(self, queries, k):
+            answers = super().search(queries, k)
+            return [Ranking(np.repeat(some, 2)[:k], np.repeat(scores, 2)[:k]) for some, scores in answers]
+
+    twice = Twice(queries=world.test, items=world.items, scores=world.test_scores)
+    hits = AnchorIndex(world.index, scorer=world.scorer).search(world.test[0], 5, budget=30, first=twice, method=method)
+    scored = [position for round_ in hits.trace.rounds for position in round_.positions.tolist()]
+    assert len(scored) == len(set(scored)) == (0 if method == "first" else 30)
+    assert len(hits.ids) == len(set(hits.ids)) > 2
 
 
 def test_a_first_stage_must_answer_every_query(world) -> None:
