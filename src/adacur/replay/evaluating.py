@@ -146,7 +146,7 @@ def evaluate(
         test,
         k=max(*ks, _JUDGED_DEPTH if material.qrels else 1),
         stages={name: index.first_stage(name) for name in first if name != "random"},
-        scorer=KnownScores(test, material.items, exact.T),
+        scorer=KnownScores(test, material.items, exact.T, card=scorer.card),
         qrels=material.qrels,
         seed=seed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from adacur.errors import AdacurError, InputError, UnknownName, WrongScorer
 from adacur.first_stages import BM25, FIRST_STAGES
 from adacur.replay import Run, Start, evaluate
 from adacur.replay.comparison import OWN_ORDER, verdict
+from adacur.scorers import FunctionScorer
+from adacur.search.tuned import usual_rounds
 
 PLACES = ("harbour", "mill", "orchard", "quarry", "station", "tower", "valley")
 SIZES = {"anchors": 15, "queries": 6, "budgets": (10, 20), "progress": False}
@@ -90,6 +93,16 @@ def test_before_scoring_it_says_what_will_be_evaluated_and_what_it_costs(run_it)
     assert any("60" in note for note in start.notes)
     run_it(on_start=seen.append, budgets=(5,), methods=["gaussian"])
     assert seen[1].cost is None
+
+
+def test_a_model_here_is_evaluated_in_the_rounds_that_its_searches_take(places, tmp_path) -> None:
+    model = FunctionScorer(score, name="model")
+    model.card = replace(model.card, backend="onnx")
+    sizes = SIZES | {"budgets": (20,)}
+    done = evaluate(places, scorer=model, output=tmp_path / "out", methods=("gaussian",), **sizes)
+    (run,) = (run for run in done.runs if run.method == "gaussian")
+
+    assert run.settings["rounds"] == usual_rounds(model.card) > usual_rounds(FunctionScorer(score).card)
 
 
 def test_several_first_stages_are_also_compared_joined(run_it, monkeypatch) -> None:
