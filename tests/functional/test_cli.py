@@ -693,4 +693,7 @@ def test_two_tables_are_matched_and_an_index_brings_its_scorer(shop: Path, folde
     assert "rows are numbered from 0" in ran.err
     assert "'what', 'colour'" in ran.err
     assert len((folder / "pairs.csv").read_text().splitlines()) == 1 + done["bill"]["pairs"]
+    best = (folder / "pairs.csv").read_text().splitlines()[1].split(",")
+    people = here("match", "left.csv", "items.jsonl", *options, "--above", best[2], *named, cwd=folder)
+    assert f"near each other: {best[0]}." in " ".join(people.err.split())
     here("match", "left.csv", shop / "whole.adacur", *options, cwd=folder).refused("my_scorers:score", "--scorer")

@@ -13,6 +13,8 @@ from adacur.cli.messages import notes, show
 from adacur.matching import MatchEstimate
 from adacur.matching import match as match_tables
 
+_SHOWN = 10
+
 
 def match(
     ctx: Context,
@@ -42,7 +44,7 @@ def match(
     audit: Annotated[int, Option(min=0, help="Re-rank N random rows to --calls-per-row: a certificate.")] = 0,
     seed: opt.Seed = 0,
     force: Annotated[bool, Option("--force", help="Replace an output that exists.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print calls, tokens, money and time; score nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print calls, tokens, money and time; pay nothing.")] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Find the pairs of two tables that a scorer accepts.
@@ -69,4 +71,11 @@ def match(
         return
     facts = ("bill", "certificate", "unmatched", "to_look_at", "failed", "without_text", "order", "learned")
     result = {name: getattr(done, name) for name in facts}
-    show(result, f"{output}: {len(done):,} pairs.", hints=[done.summary()], as_json=as_json)
+    hints = [done.summary()]
+    if done.to_look_at:
+        more = f" and {len(done.to_look_at) - _SHOWN:,} more (--json)" if len(done.to_look_at) > _SHOWN else ""
+        hints.append(
+            "Look at these rows, whose best pair lies near the line, or two pairs near each other: "
+            f"{', '.join(done.to_look_at[:_SHOWN])}{more}."
+        )
+    show(result, f"{output}: {len(done):,} pairs.", hints=hints, as_json=as_json)

@@ -134,7 +134,9 @@ def _shown(tuning: Tuning, verdict: str) -> Iterator[str | Table]:
             yield f"Recall by first stage with the default settings (re-ranking): {', '.join(tried)}"
         if tuning.effort is not None:
             yield _effort_table(tuning, tuning.effort)
-        yield f"Settings: {', '.join(f'{name} {value}' for name, value in asdict(tuning.settings).items())}"
+        settings = asdict(tuning.settings).items()
+        said = (f"{name} {'as usual' if value is None else value}" for name, value in settings)
+        yield f"Settings: {', '.join(said)}"
     yield verdict
 
 

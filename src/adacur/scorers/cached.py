@@ -190,9 +190,9 @@ def _identity(scorer: Scorer) -> str:
     fields: dict[str, object] = dataclasses.asdict(card)
     if not getattr(_unwrapped(scorer), "is_named", True):
         raise InputError(
-            f"A cache recognises functions and services by their names, and {card.name!r} is the name of many. Name "
-            "it, and its version: adacur.scorer(…, name='my-model-v1'), which 'module:name' may stand for too; as an "
-            "option of build, --scorer-set name=my-model-v1."
+            f"Scores are kept under the name of their scorer, and {card.name!r} was given none: others, or another "
+            "version of it, may be called the same. Name it, and its version: --scorer-set name=my-model-v1, or in "
+            "Python adacur.scorer(…, name='my-model-v1')."
         )
     if card.weights:
         # They identify a model, wherever it lies and whatever its folder is called.
