@@ -85,3 +85,10 @@ def test_a_killed_evaluation_goes_on_where_it_was(folder) -> None:
     # Of 60 × 21 pairs those of the six test queries are not paid again; timing and recognising take a few.
     assert len((folder / "calls").read_text()) < 60 * 18
     assert len(list((folder / "places-results" / "runs" / "places").glob("*.json"))) == 10
+
+
+def test_a_function_with_a_name_has_its_scores_kept_in_a_file(folder) -> None:
+    few = (*START, "--methods", "rerank", "--cache", "scores.sqlite")
+    here(*few, cwd=folder).refused("--scorer-set name=")
+    assert here(*few, "--scorer-set", "name=words-1", cwd=folder).code == 0
+    assert (folder / "scores.sqlite").exists()

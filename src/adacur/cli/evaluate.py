@@ -25,6 +25,7 @@ def evaluate(
     ctx: Context,
     folder: Annotated[Path, Argument(metavar="FOLDER", help="A BEIR folder: corpus, queries, qrels.")],
     scorer: opt.ScorerName = opt.DEFAULT_SCORER,
+    scorer_set: opt.ScorerSettings = None,
     max_item_tokens: opt.MaxItemTokens = None,
     methods: Annotated[str, Option(help="Search methods, with commas.")] = "gaussian,adacur,anncur,rerank,exact",
     budgets: Annotated[str, Option(help="Scorer calls per query, with commas.")] = "25,50,100",
@@ -53,7 +54,7 @@ def evaluate(
     # "." and ".." have no name to add to.
     named = folder if folder.name not in ("", "..") else folder.resolve()
     options = opt.taken_by(evaluation.evaluate, ctx) | {
-        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache),
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
         "output": output or named.with_name(f"{named.name}-results"),
         "methods": opt.comma_separated(methods),
         "budgets": opt.whole_numbers("--budgets", budgets),
