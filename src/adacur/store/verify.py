@@ -13,6 +13,7 @@ import numpy as np
 
 from adacur.data.stored import check_seal
 from adacur.errors import AdacurError
+from adacur.records import repeats
 from adacur.seeds import item_keys
 from adacur.store.blocks import SCORES, ScoreBlocks
 from adacur.store.database import (
@@ -23,7 +24,7 @@ from adacur.store.database import (
     every_id,
     read_texts,
 )
-from adacur.store.folder import first_stage_folders
+from adacur.store.folder import IndexFolder, first_stage_folders
 from adacur.store.items import StoredItems
 from adacur.store.manifest import MANIFEST, PARTS, Manifest, manifest_in
 from adacur.store.parts import EXACT, PLACES, read_parts
@@ -90,7 +91,11 @@ def _verify(index: Path, home: Path, manifest: Manifest) -> Report:
     _check_digest(home / PLACES, manifest.places, found)
     if not found:
         with _noted(found, home / MANIFEST):
-            read_parts(index, home, manifest)
+            version = IndexFolder.of_parts(index, read_parts(index, home, manifest), manifest=manifest, home=home)
+            # Within a part, its database sees to that.
+            for ids in (version.items.ids, [query.id for query in version.anchor_queries]):
+                if len(version.parts) > 1 and len(set(ids)) < len(ids):
+                    found.append((home / MANIFEST, f"of the ids in its parts, {repeats(ids)} more than once", None))
     # JSON files that hold a digest of themselves: manifests, and what is stored of a tuning.
     sealed = {index, home, *(index / PARTS / name for name in manifest.parts)}
     for file in (*(folder / MANIFEST for folder in sealed), *(home / name for name in AT_HOME if ".json" in name)):

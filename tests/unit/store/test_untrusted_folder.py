@@ -15,6 +15,7 @@ import pytest
 import adacur
 from adacur.errors import AdacurError, DamagedIndex, IndexFolderError, NotAnIndex
 from adacur.store import IndexFolder, is_finished, verify
+from adacur.store.database import digest_texts
 from adacur.store.versions import _delete, version_files
 from adacur.store.writing import check_inside, digest_file
 from tests.editing import Edited
@@ -177,8 +178,8 @@ def test_only_files_of_the_index_are_packed(path: Path) -> None:
     assert not [name for name in names if "evil" in name or "notes" in name]
 
 
-def changed_database(path: Path, *statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(path / "parts/built/items.sqlite")) as connection:
+def changed_database(path: Path, *statements: str, part: str = "built") -> None:
+    with contextlib.closing(sqlite3.connect(path / "parts" / part / "items.sqlite")) as connection:
         for statement in statements:
             connection.execute(statement)
         connection.commit()
@@ -438,3 +439,15 @@ def test_an_open_index_does_not_mix_its_items_with_scores_of_a_folder_in_its_pla
     (tmp_path / "other").rename(tmp_path / "wiki")
     with pytest.raises(DamagedIndex):
         _ = opened.matrix
+
+
+def test_an_item_that_two_parts_hold_is_found(path: Path) -> None:
+    again = shutil.copytree(path / "parts/built", path / "parts/again")
+    changed_database(path, "DELETE FROM anchors", part="again")
+    edited(again / "manifest.json", brings_anchors=False, anchors_digest=digest_texts(()))
+    rows, columns = np.arange(12, dtype=np.int32), np.arange(4, dtype=np.int32)
+    np.save(current(path) / "places.npy", np.concatenate([rows, columns, rows + 12, columns]))
+    places = digest_file(current(path) / "places.npy")
+    edited(current(path) / "manifest.json", parts=["built", "again"], n_items=24, places=places)
+    assert len(IndexFolder.open(path).items) == 24
+    assert any("'i0'" in problem.what for problem in verify(path).problems)
