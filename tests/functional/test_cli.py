@@ -697,3 +697,15 @@ def test_two_tables_are_matched_and_an_index_brings_its_scorer(shop: Path, folde
     people = here("match", "left.csv", "items.jsonl", *options, "--above", best[2], *named, cwd=folder)
     assert f"near each other: {best[0]}." in " ".join(people.err.split())
     here("match", "left.csv", shop / "whole.adacur", *options, cwd=folder).refused("my_scorers:score", "--scorer")
+
+
+@pytest.mark.parametrize(
+    "command", [("try", "nowhere"), ("evaluate", "nowhere"), ("match", "items.jsonl", "nowhere.csv")]
+)
+def test_a_path_that_is_not_there_is_refused_before_the_scorer_is_opened(
+    folder: Path, command: tuple[str, ...]
+) -> None:
+    options = ("--above", 1, "-o", "pairs.csv") if command[0] == "match" else ()
+    done = here(*command, *options, *SCORED, cwd=folder)
+    done.refused("There is no", "nowhere")
+    assert "Scorer:" not in done.err

@@ -15,7 +15,7 @@ from typer import Argument, Context, Option
 from adacur.cli.messages import note
 from adacur.data import ItemFile, mondo, wikivital
 from adacur.data.files import Repeated
-from adacur.errors import InputError, UnknownOption
+from adacur.errors import FileFormatError, InputError, UnknownOption
 from adacur.names import ITEMS_IN, RAY, is_store_url, named
 from adacur.options import Option as SearchOption
 from adacur.protocols import Scorer
@@ -111,10 +111,17 @@ def opened_scorer(
     *,
     cache: Path | None = None,
     settings: Iterable[str] | None = None,
+    reads: Iterable[str | Path] = (),
 ) -> Scorer:
-    """The scorer of this name with these settings, its card shown, behind a cache where one is given."""
+    """The scorer of this name with these settings, its card shown, behind a cache where one is given.
+
+    What the command `reads` must be there before a model is fetched and loaded.
+    """
     import adacur
 
+    for path in reads:
+        if not is_store_url(str(path)) and not Path(path).exists():
+            raise FileFormatError(f"There is no file or folder {path}. Check the path.")
     options = {} if max_item_tokens is None else {"max_item_tokens": max_item_tokens}
     opened = adacur.scorer(source, **options | settings_given(settings, option="--scorer-set"))
     note(f"Scorer: {opened.card}")

@@ -54,7 +54,7 @@ def evaluate(
     # "." and ".." have no name to add to.
     named = folder if folder.name not in ("", "..") else folder.resolve()
     options = opt.taken_by(evaluation.evaluate, ctx) | {
-        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set, reads=[folder]),
         "output": output or named.with_name(f"{named.name}-results"),
         "methods": opt.comma_separated(methods),
         "budgets": opt.whole_numbers("--budgets", budgets),

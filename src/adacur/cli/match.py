@@ -59,7 +59,7 @@ def match(
     if scorer is None and not (Path(right) / "manifest.json").exists():
         scorer = opt.DEFAULT_SCORER
     options = opt.taken_by(match_tables, ctx) | {
-        "scorer": scorer and opt.opened_scorer(scorer, max_item_tokens, settings=scorer_set),
+        "scorer": scorer and opt.opened_scorer(scorer, max_item_tokens, settings=scorer_set, reads=(left, right)),
         "first": stages,
         "encoder": encoder if "dense" in stages else None,
         "path": scores or (output.with_name(f"{output.name}.scores") if output else None),

@@ -45,7 +45,7 @@ def try_(
     from adacur.replay import try_collection
 
     options = opt.taken_by(try_collection, ctx) | {
-        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set),
+        "scorer": opt.opened_scorer(scorer, max_item_tokens, cache=cache, settings=scorer_set, reads=[folder]),
         "encoder": None if encoder == "none" else encoder,
         "text_fields": text_field,
     }
