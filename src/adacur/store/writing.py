@@ -134,7 +134,8 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[bool]:
         if is_full(error):
             raise StorageFull(f"The disk that holds {folder} is full; nothing was written. Free some space.") from error
         raise IndexFolderError(
-            f"{folder} cannot be written to ({error}), and is as it was. Check its permissions, or choose another path."
+            f"{folder} cannot be written to: {error.strerror or error}. It is as it was. Check the path and its "
+            "permissions, or choose another."
         ) from error
     try:
         yield created
