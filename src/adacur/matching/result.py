@@ -88,6 +88,7 @@ class Matches:
     - `bill`, `certificate`: what was paid, and what is known of the rest;
     - `unmatched`: left rows without a pair; `without_text`: rows left out; `failed`: rows whose scorer failed, and why;
     - `to_look_at`: left rows whose best score lies near the line, or whose two best pairs lie near each other;
+    - `accepted`: all pairs at the line or above, of which one-to-one keeps some; the certificate counts these;
     - `searched_calls`: the calls that the rows took, audits left out, known scores counted;
     - `order`: the order in which rows were matched; `learned`: whether earlier rows informed later ones.
     """
@@ -99,6 +100,7 @@ class Matches:
     to_look_at: Sequence[str] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     without_text: Sequence[str] = ()
+    accepted: int = 0
     searched_calls: int = 0
     order: str = "as given"
     learned: bool = True
@@ -147,6 +149,8 @@ class Matches:
                 f"It was ended by the limit of {self.bill.stopped}: rows left {self.bill.rows - self.bill.rows_done:,}."
             )
         found, deepest = self.reranked(self.depth), max((pair.rank or 0 for pair in self.pairs), default=0)
+        if self.accepted > len(self.pairs):
+            rest.append(f"One-to-one keeps these of {self.accepted:,} accepted pairs; missing ones are counted before.")
         rest.append(str(self.certificate))
         rest.append(f"Re-ranking every row to depth {self.depth}, no fewer calls, finds {found:,} of these pairs.")
         if found < self.reranked(deepest) == len(self.pairs):

@@ -145,6 +145,7 @@ def match(
         certificate=certificate_of(
             running.pace, running.lacking, rows=n_rows, depth=running.calls_per_row, confidence=confidence
         ),
+        accepted=len(running.pairs),
         searched_calls=running.pace.calls,
         unmatched=running.unmatched,
         to_look_at=running.doubtful,

@@ -232,6 +232,10 @@ def test_one_to_one_keeps_the_best_pair_of_each_row() -> None:
     done = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=-5, one_to_one=True, **QUIET)
     assert max(Counter(pair.left for pair in done).values()) == 1
     assert max(Counter(pair.right for pair in done).values()) == 1
+    every = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=-5, **QUIET)
+    assert done.accepted == every.accepted == len(every) > len(done)
+    assert f"One-to-one keeps these of {len(every):,} " in done.summary()
+    assert "One-to-one" not in every.summary()
 
 
 def test_an_audit_says_how_many_rows_may_lack_a_pair() -> None:
