@@ -219,6 +219,7 @@ class AskTell:
             planned=self.n_planned,
             exact=[round_.exact for round_ in self.rounds],
             best=self.best()[1],
+            n_left=self.candidates.n_left,
             chance_above=lambda some, ranks: chance_above(promising, some, ranks=ranks),
         )
         assert self._plan.stop is not None

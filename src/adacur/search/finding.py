@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict, cast
 
 import numpy as np
 
+from adacur.arrays import BoolArray
 from adacur.budget import Budget, is_whole
 from adacur.errors import BudgetError, InputError, UnknownOption
 from adacur.first_stages import AnyStage
@@ -42,6 +43,13 @@ _FIRST, _LEAST, _GROWTH = 24, 8, 10
 NEVER = -1.0
 # A promise holds for what ends like the searches that it was calibrated on; `_CUT_SHORT` words the other ends.
 _PROMISED_ENDS = ("settled", "budget", "exhausted")
+# Scores are grades where there are so many of each on average; a person's yes or no is the extreme.
+_OF_A_GRADE = 4
+# Each doubling of calls is expected to find this share of what the one before found. Chosen on anchor queries of three
+# collections, answered by yes or no (lab/benchmarks/results/finding_reviews.txt).
+_DECLINE = 0.8
+# That the last calls found nothing does not say that nothing is left: they count as if they had found one more.
+_UNSEEN = 1
 _CUT_SHORT = {
     "tokens": "its token budget",
     "engine": "the vector engine, which stopped answering,",
@@ -122,7 +130,9 @@ class LineStop(StopRule):
 def expected_above(now: Standing, above: float) -> tuple[float, float]:
     """Of all items above a line, the share that is expected to be found, and what each of the next few calls adds.
 
-    Shares are of one item at least, so that searches end where there is nothing to find.
+    Shares are of one item at least, so that searches end where there is nothing to find. Of grades, the chances of
+    single items are too sure: they were fitted to scores that tell how near the line an item lies, and an item far from
+    all that was found has none. There the search's own finds must bear the expectation out.
     """
     found = int(np.count_nonzero(now.best >= above))
     chances = now.chance_above(np.array([above]), np.array([found + 1]))[:, 0]
@@ -130,7 +140,21 @@ def expected_above(now: Standing, above: float) -> tuple[float, float]:
     chances = np.sort(np.where(np.isfinite(chances), chances, 1.0))
     missing = float(chances.sum())
     in_all = max(1.0, found + missing)
-    return 1 - missing / in_all, float(chances[-_LEAST:].sum()) / _LEAST / in_all
+    worth = float(chances[-_LEAST:].sum()) / _LEAST / in_all
+    if _OF_A_GRADE * len(np.unique(now.best)) <= len(now.best):
+        missing = max(missing, missing_by_finds(np.concatenate(now.exact) >= above, now.n_left))
+    return 1 - missing / max(1.0, found + missing), worth
+
+
+def missing_by_finds(is_above: BoolArray, n_left: int) -> float:
+    """How many of the `n_left` items are expected to lie above a line, by which calls, in order, found one.
+
+    Calls go where they find most, so each doubling of them finds fewer than the one before.
+    """
+    n = len(is_above)
+    doublings = math.log2((n + n_left) / n)
+    last = int(np.count_nonzero(is_above[n // 2 :])) + _UNSEEN
+    return min(float(n_left), last * _DECLINE * (1 - math.pow(_DECLINE, doublings)) / (1 - _DECLINE))
 
 
 @dataclass(frozen=True, slots=True)

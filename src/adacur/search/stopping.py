@@ -32,7 +32,7 @@ _ROUNDS_THAT_TELL = 3
 class Standing:
     """What a search for `k` items, of `planned` calls, knows after a round.
 
-    - `exact`: the exact scores of each round; `best`: all of them, best first;
+    - `exact`: the exact scores of each round; `best`: all of them, best first; `n_left`: how many items have none;
     - `chance_above(scores, ranks)`: the chances of the most promising unscored items to lie above the best scored of
       these ranks, shape (items, scores).
     """
@@ -41,6 +41,7 @@ class Standing:
     planned: int
     exact: Sequence[FloatArray]
     best: FloatArray
+    n_left: int
     chance_above: Callable[[FloatArray, IntArray], FloatArray]
 
 

@@ -12,7 +12,7 @@ from adacur import AnchorIndex, Budget, Item, Query
 from adacur.errors import BudgetError, InputError, ScorerFailed
 from adacur.results import Certificate
 from adacur.scorers import FunctionScorer
-from adacur.search.finding import finding_rounds, most_above
+from adacur.search.finding import finding_rounds, missing_by_finds, most_above
 from tests import embedding_world
 from tests.unit.search.test_stopping import QUERIES, easy_and_hard
 
@@ -89,6 +89,33 @@ def test_without_anchor_queries_or_an_audit_nothing_is_promised() -> None:
     assert not certificate.is_promise
     assert certificate.confidence is None
     assert 0 < certificate.recall < 1
+
+
+@pytest.mark.parametrize("included", [0, 6, 12])
+def test_of_yes_and_no_no_more_is_expected_to_be_found_than_is_true_on_average(included) -> None:
+    # Who is included has nothing to do with the vectors, and so nothing found says where the others are.
+    random, certificates, reached = np.random.default_rng(included), [], []
+    for query in range(6):
+        labels = np.zeros(embedding_world.N_ITEMS)
+        labels[random.permutation(len(labels))[:included]] = 1
+        scorer = FunctionScorer(
+            lambda pairs, labels=labels: [labels[embedding_world.number(item)] for _, item in pairs]
+        )
+        index = AnchorIndex.from_items(
+            embedding_world.ITEMS, scorer=scorer, first="dense", encoder=embedding_world.Encoder()
+        )
+        hits = index.find(f"query {query}", above=0.5, recall=0.95, budget=299)
+        certificates.append(hits.certificate)
+        reached.append(len(hits) / included if included else 1.0)
+    assert {one.basis for one in certificates} == {"none"}
+    assert np.mean([one.recall for one in certificates]) <= np.mean(reached) + 0.02
+
+
+def test_what_the_last_calls_found_says_how_much_is_missing() -> None:
+    none, some = np.zeros(100, dtype=bool), np.arange(100) % 10 == 0
+    assert missing_by_finds(some, 0) == 0
+    assert 0 < missing_by_finds(none, 1000) < missing_by_finds(some, 100) < missing_by_finds(some, 1000)
+    assert missing_by_finds(np.ones(100, dtype=bool), 10) <= 10
 
 
 def test_words_alone_are_read_down_the_list_and_an_audit_says_what_that_is_worth() -> None:
