@@ -140,21 +140,33 @@ class MatchEstimate:
         money = f"{self.cost}, {self.most_cost} at most" if self.cost else "cost unknown: give a price"
         time = f"about {duration(self.seconds)}" if self.seconds is not None else "time unknown: nothing was called"
         bound = "at most" if self.tokens_are_bound else "about"
+        audit = ", and the audit" if self.expected > _USUAL_CALLS * self.rows else ""
         return (
             f"{self.rows:,} × {self.right_rows:,} rows: about {self.expected:,} calls ({_USUAL_CALLS} a row, as tables "
-            f"of products take), {self.most:,} at most; {bound} {self.tokens:,} tokens; {money}; {time}."
+            f"of products take{audit}), {self.most:,} at most; {bound} {self.tokens:,} tokens for "
+            f"{self.expected:,} calls; {money}; {time}."
         )
 
 
 def forecast(
-    index: AnchorIndex, some: Sequence[Query], scorer: Scorer, *, rows: int, most: int, price: Price | None
+    index: AnchorIndex,
+    some: Sequence[Query],
+    scorer: Scorer,
+    *,
+    rows: int,
+    audited: int,
+    most: int,
+    price: Price | None,
 ) -> MatchEstimate:
-    """The estimate, given a few rows of the left table; `most` are the calls that the limits allow."""
+    """The estimate, given a few rows of the left table.
+
+    `audited` are the calls of an audit, `most` those that the limits allow.
+    """
     stage = index.snapshot.stage(None)
     answers = [] if stage is None else stage.search(some, 1)
     best = [positions[:1].tolist() or [0] for positions, _ in answers] or [[0]] * len(some)
     pairs = [(query, index.items.at(at)[0]) for query, at in zip(some, best, strict=False)]
-    counts, expected = count_tokens(scorer, pairs), min(most, rows * _USUAL_CALLS)
+    counts, expected = count_tokens(scorer, pairs), min(most, rows * _USUAL_CALLS + audited)
     charged: dict[str, Any] = {}
     if price is not None:
         each = units_per_pair(price, scorer, counts)

@@ -110,8 +110,14 @@ class Running:
         self.pace.note(hits.trace.rounds, len(hits))
         found = self._found(hits, chances, at)
         if number in self.audited and not self.is_over:
-            found += (missed := self._deeper(hits, {pair.right for pair in found}))
-            self.lacking[hits.query.id] = bool(missed)
+            try:
+                missed = self._deeper(hits, {pair.right for pair in found})
+            except WallReached:
+                # A row that was not audited to its end says nothing.
+                self.is_over = True
+            else:
+                found += missed
+                self.lacking[hits.query.id] = bool(missed)
         scores = np.sort(np.concatenate([round_.exact for round_ in hits.trace.rounds] or [np.empty(0)]))[::-1]
         if is_doubtful(scores[scores > OWN], self.above, self._chances.unit or 0.0):
             self.doubtful.append(hits.query.id)

@@ -108,7 +108,8 @@ def match(
     if dry_run:
         some = [Query(row.id, row.text) for row in itertools.islice(table, _FIRST_ROWS)]
         most = min(n_rows * min(calls_per_row, len(index)), total_calls or n_rows * len(index))
-        return forecast(index, some, opened, rows=n_rows, most=most, price=price)
+        audited = min(audit, n_rows) * min(calls_per_row, len(index))
+        return forecast(index, some, opened, rows=n_rows, audited=audited, most=most, price=price)
     till = Till(opened, most_calls=total_calls, most_cost=most_cost, price=price)
     with ExitStack() as open_until_the_end:
         ledger = open_until_the_end.enter_context(_kept(till, path))

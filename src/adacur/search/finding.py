@@ -6,6 +6,7 @@ promises.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -233,8 +234,11 @@ class Certify(Finish):
 
 def _short_of(recall: float, found: int, unseen: int, confidence: float) -> str:
     """What an audit would have to be for this recall."""
-    may_miss, share = math.floor(found * (1 - recall) / recall), f"{100 * recall:.6g}%"
-    calls = math.ceil(unseen * -math.log1p(-confidence) / (may_miss + 1))
+    # A little more, since 18 × .1 / .9 is below 2 in floats.
+    may_miss, share = math.floor(found * (1 - recall) / recall + 1e-9), f"{100 * recall:.6g}%"
+    calls = bisect.bisect_left(
+        range(unseen), True, key=lambda n: most_above(unseen, drawn=n, above=0, doubt=1 - confidence) <= may_miss
+    )
     if calls >= unseen:
         return f"No audit can certify {share} of {found:,} found among {unseen:,} unscored items."
     return f"To certify {share} for this query takes an audit of about {calls:,} calls that finds nothing."

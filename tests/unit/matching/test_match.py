@@ -251,6 +251,23 @@ def test_an_audit_says_how_many_rows_may_lack_a_pair() -> None:
     assert adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), **options).certificate.basis == "estimate"
 
 
+def test_an_audit_that_a_wall_ends_loses_no_pair_and_says_nothing_of_that_row() -> None:
+    whole = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=0.5, progress=False)
+    options: dict[str, Any] = {"above": 0.5, "progress": False, "audit": len(LEFT)}
+    done = adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), total_calls=whole.bill.calls + 1, **options)
+    assert done.bill.stopped == "calls"
+    rows = {row["id"] for row in LEFT[: done.bill.rows_done]}
+    assert rows
+    assert {pair for pair in ids(whole) if pair[0] in rows} <= set(ids(done))
+    assert done.certificate.rows < len(LEFT)
+
+
+def test_a_dry_run_counts_the_audit() -> None:
+    options: dict[str, Any] = {"above": 0.5, "progress": False, "dry_run": True}
+    without, with_ = (adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), audit=n, **options) for n in (0, 2))
+    assert with_.expected > without.expected
+
+
 def test_the_bill_is_shown_after_each_batch_and_never_falls() -> None:
     bills: list[Bill] = []
     adacur.match(LEFT, RIGHT, scorer=Counted().scorer(), above=0.5, progress=bills.append)

@@ -12,7 +12,7 @@ from adacur import AnchorIndex, Budget, Item, Query
 from adacur.errors import BudgetError, InputError, ScorerFailed
 from adacur.results import Certificate
 from adacur.scorers import FunctionScorer
-from adacur.search.finding import finding_rounds, missing_by_finds, most_above
+from adacur.search.finding import _short_of, finding_rounds, missing_by_finds, most_above
 from tests import embedding_world
 from tests.unit.search.test_stopping import QUERIES, easy_and_hard
 
@@ -277,3 +277,10 @@ def test_only_items_that_pass_the_filter_are_found() -> None:
 def exact_scores(index: AnchorIndex) -> list[np.ndarray]:
     queries = [Query(query.id, query.text) for query in QUERIES]
     return [index.search(query, 300, method="exact", budget=None).scores for query in queries]
+
+
+@pytest.mark.parametrize(("found", "unseen"), [(9, 170), (18, 170), (27, 170), (18, 5000)])
+def test_the_audit_that_is_advised_certifies_and_one_call_less_does_not(found: int, unseen: int) -> None:
+    advised = int(_short_of(0.9, found, unseen, 0.9).split("about ")[1].split()[0].replace(",", ""))
+    least = [found / (found + most_above(unseen, drawn=n, above=0, doubt=0.1)) for n in (advised - 1, advised)]
+    assert least[0] < 0.9 - 1e-9 <= least[1]
