@@ -36,8 +36,8 @@ from adacur.search.snapshot import Snapshot
 from adacur.spelling import did_you_mean
 from adacur.store import AnchorTable
 
-# The mean and the variance of vectors are those of all rows in a collection of at most so many, whose searches are then
-# those of memory; of others so many rows are enough to estimate them.
+# The mean and the variance of vectors are read from all rows of a collection of at most this size, whose searches then
+# equal those in memory; in a larger one, this many sampled rows are enough to estimate them.
 _ALL_ROWS, _SAMPLE = 8192, 2048
 # Texts that show whether an encoder made the vectors of a collection, and the cosines below which it is refused, or
 # warned of.
