@@ -243,7 +243,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
             unfinished.mkdir(parents=True)
             yield unfinished
     except Exception as error:
-        # Safetensors tells a full disk in words alone.
+        # Safetensors reports a full disk only in its message.
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
             raise StorageFull(f"The disk that holds {folder} is full; nothing was written. Free some space.") from error
         raise
